@@ -250,34 +250,37 @@ def repeated(driven):
         driven(driver)
         launch_module._stream_for_graphs.cache_clear()
 
-        def on(stream):
-            return [(lambda i=i: (driver.asked.append((stream, i)) or 0,), None) for i in range(3)]
+        def on(stream, memory):
+            return [(lambda i=i: (driver.asked.append((stream, memory, i)) or 0,), None) for i in range(3)]
 
-        return launch_module.Repeated(on(5), 5, on)
+        def room(lasting):
+            return (1000, "lasts") if lasting else (100, "new")
+
+        return launch_module.Repeated(on, 5, room)
 
     yield make
     launch_module._stream_for_graphs.cache_clear()
 
 
-ONE_BY_ONE = [(5, 0), (5, 1), (5, 2)]
+ONE_BY_ONE = [(5, 100, 0), (5, 100, 1), (5, 100, 2)]
+"""What is asked for launches one after another, with new memory."""
 
 
 def test_launches_that_are_repeated_become_a_graph(repeated):
     launches = repeated(driver := Graphs())
-    for _ in range(launch_module._REPEATED):
-        launches()
+    assert [launches.queue() for _ in range(launch_module._REPEATED)] == [(0, "new")] * launch_module._REPEATED
     assert driver.asked == ONE_BY_ONE * launch_module._REPEATED
     driver.asked.clear()
     driver.capturing = True
-    launches()  # into the caller's graph
+    launches.queue()  # into the caller's graph
     assert driver.asked == ONE_BY_ONE
     driver.asked.clear()
     driver.capturing = False
-    assert [launches(), launches()] == [(0,), (0,)]
-    names = [name for name, _ in driver.asked if isinstance(name, str)]
+    assert [launches.queue(), launches.queue()] == [(0,), (0,)]
+    names = [name for name, *_ in driver.asked if isinstance(name, str)]
     made = ["cuStreamCreate", "cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphInstantiate", "cuGraphDestroy"]
     assert names == [*made, "cuGraphLaunch", "cuGraphLaunch"]
-    assert [x for x in driver.asked if x[0] == 99] == [(99, 0), (99, 1), (99, 2)]
+    assert [x for x in driver.asked if x[0] == 99] == [(99, 1000, 0), (99, 1000, 1), (99, 1000, 2)]
     assert driver.mode == "before"
     del launches
     gc.collect()
@@ -291,17 +294,17 @@ def test_there_are_so_many_graphs_and_no_more(repeated, monkeypatch):
     all_of_them += [repeated(driver) for _ in range(2)]
 
     def count(name):
-        return [asked for asked, _ in driver.asked].count(name)
+        return [asked for asked, *_ in driver.asked].count(name)
 
-    assert all(repeated() == (0,) for repeated in all_of_them for _ in range(launch_module._REPEATED + 1))
+    assert all(repeated.queue()[0] == 0 for repeated in all_of_them for _ in range(launch_module._REPEATED + 1))
     assert (count("cuGraphInstantiate"), count("cuGraphExecDestroy")) == (3, 1)
     driver.asked.clear()
-    assert all(repeated() == (0,) for repeated in all_of_them)
+    assert all(repeated.queue()[0] == 0 for repeated in all_of_them)
     assert driver.asked == [*ONE_BY_ONE, ("cuGraphLaunch", "made"), ("cuGraphLaunch", "made")]
     del all_of_them[1:]
     gc.collect()
     for _ in range(launch_module._REPEATED):
-        all_of_them[0]()
+        all_of_them[0].queue()
     assert (count("cuGraphInstantiate"), count("cuGraphExecDestroy")) == (1, 2)
 
 
@@ -309,9 +312,9 @@ def test_there_are_so_many_graphs_and_no_more(repeated, monkeypatch):
 def test_a_driver_that_makes_no_graph_is_asked_once(repeated, step):
     launches = repeated(driver := Graphs(step))
     for _ in range(launch_module._REPEATED + 3):
-        assert launches() == (0,)
+        assert launches.queue() == (0, "new")
     assert [x for x in driver.asked if x[0] == 5] == ONE_BY_ONE * (launch_module._REPEATED + 3)
-    assert [name for name, _ in driver.asked].count("cuStreamBeginCapture") == 1
+    assert [name for name, *_ in driver.asked].count("cuStreamBeginCapture") == 1
     assert driver.mode == "before"
 
 

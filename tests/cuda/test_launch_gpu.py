@@ -119,23 +119,24 @@ def test_repeated_launches_are_a_graph_that_threads_and_captures_may_ask_for(ker
     call = kernel.configure(8, 128, shared_bytes=512)
     packed = call.pack((source.data_ptr(), source.data_ptr(), scalar(f32, 2.0), scalar(s32, 1000)))
 
-    def on(stream):
+    def on(stream, memory):
+        assert memory == 8
         return [call.queueable(stream, packed)] * 3
 
     made = list[Repeated]()
     for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
         handle = int(stream.cuda_stream)
-        made.append(repeated := Repeated(on(handle), handle, on))
+        made.append(repeated := Repeated(on, handle, lambda _: (8, None)))
         queue = queue_on(kernel.device)
         for graph in (False, True, True):
             source.fill_(1.0)
             torch.cuda.synchronize()
             for _ in range(10):
-                queue(((repeated, None),))
+                queue((repeated.queue, None))
             torch.cuda.synchronize()
             assert (source == 2.0**30).all()
             assert graph is (repeated._graph is not None) or not graph
-        thread = threading.Thread(target=queue, args=(((repeated, None),),))
+        thread = threading.Thread(target=queue, args=((repeated.queue, None),))
         thread.start()
         thread.join()
         torch.cuda.synchronize()
@@ -143,7 +144,7 @@ def test_repeated_launches_are_a_graph_that_threads_and_captures_may_ask_for(ker
     captured = torch.cuda.CUDAGraph()
     with torch.cuda.graph(captured, stream=stream):
         for _ in range(2):
-            queue(((made[1], None),))
+            queue((made[1].queue, None))
     source.fill_(1.0)
     captured.replay()
     torch.cuda.synchronize()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.ops.emulated_gpu import DeviceCopy, EmulatedGpu
+from tests.ops.emulated_gpu import DeviceCopy, EmulatedGpu, queue_on, repeated
 from warploom.core.targets import target
 from warploom.ops import backends, calls, launch, steps, tuned
 from warploom.ops.attention import attention_backward_call, attention_call
@@ -51,8 +51,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedGpu]:
     monkeypatch.setattr(tuned, "gpu_name", lambda _: "the emulator")
     monkeypatch.setattr(backends.GpuCall, "prepare", made.prepare)
     monkeypatch.setattr(steps, "zeroing", made.zeroing)
-    monkeypatch.setattr(steps, "repeated", lambda wanted, *_: wanted)
-    monkeypatch.setattr(steps, "queue_on", made.queue_on)
+    monkeypatch.setattr(steps, "repeated", repeated)
+    monkeypatch.setattr(steps, "queue_on", queue_on)
     monkeypatch.setattr(steps, "current_stream", lambda *_: 0)
     monkeypatch.setattr(calls, "stream_reader", lambda *_: lambda: 0)
     for call in CALLS:

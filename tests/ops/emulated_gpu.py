@@ -61,9 +61,13 @@ class EmulatedGpu:
         """:meth:`empty` of the shape and type of another, unless they are given."""
         return self.empty(view.kind, view.shape if shape is None else shape, dtype or view.dtype)
 
-    def makers(self, kind: str, forms: Iterable[Form], _device: Any) -> Callable[[], list[Any]]:
-        """What ``makers`` gives: arrays of NaN."""
+    def makers(
+        self, kind: str, forms: Iterable[Form], device: Any, value: float | None = None
+    ) -> Callable[[], list[Any]]:
+        """What ``makers`` gives: arrays of NaN, or of one number."""
         wanted = list(forms)
+        if value is not None:
+            return lambda: [self.filled(kind, *form, device, value) for form in wanted]
         return lambda: [self.empty(kind, *form) for form in wanted]
 
     def at(self, pointer: int, dtype: DType) -> Array:
@@ -82,22 +86,14 @@ class EmulatedGpu:
         self.prepared.append(source.name)
         return EmulatedCall(self, source, grid, scalars)
 
-    def zeroing(self, pointer: int, words: int, _stream: int) -> tuple[Callable[[], None], None]:
+    def zeroing(self, pointer: int, words: int, _stream: int) -> tuple[Callable[[], tuple[int]], None]:
         """What ``zeroing`` gives."""
 
-        def zero() -> None:
+        def zero() -> tuple[int]:
             self.at(pointer, u32)[:words] = 0
+            return (0,)
 
         return zero, None
-
-    def queue_on(self, _device: int) -> Callable[[Sequence[Any]], None]:
-        """What ``queue_on`` gives: launches run at once."""
-
-        def queue_all(wanted: Sequence[Any]) -> None:
-            for queue, _ in wanted:
-                queue()
-
-        return queue_all
 
     def hold(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Let NumPy's arrays claim to be in this memory."""
@@ -134,7 +130,7 @@ class EmulatedCall:
         self.arrays = tuple(p.name for p in self.program.parameters if p.kind == "pointer")
         self.scalars = backends.scalar_arguments(self.program, scalars)
 
-    def queueable(self, _stream: int, pointers: Sequence[int]) -> tuple[Callable[[], None], None]:
+    def queueable(self, _stream: int, pointers: Sequence[int]) -> tuple[Callable[[], tuple[int]], None]:
         """What runs at once."""
         return partial(self.run, pointers), None
 
@@ -142,13 +138,33 @@ class EmulatedCall:
         """Run at once."""
         self.run(pointers)
 
-    def run(self, pointers: Sequence[int]) -> None:
+    def run(self, pointers: Sequence[int]) -> tuple[int]:
         """Emulate the kernel on what lies at addresses."""
         kinds = [p.dtype for p in self.program.parameters if p.kind == "pointer"]
         arrays = [self.gpu.at(pointer, kind) for pointer, kind in zip(pointers, kinds, strict=True)]
         names = [p.name for p in self.program.parameters]
         arguments = dict(zip(names, [*arrays, *self.scalars], strict=True))
         assert emulate(self.program, self.grid, arguments).findings == ()
+        return (0,)
+
+
+def queue_on(_device: int) -> Callable[[Any], tuple[Any, ...]]:
+    """What ``queue_on`` gives: launches run at once."""
+    return lambda wanted: wanted[0]()
+
+
+def repeated(
+    on: Callable[[int, int], Sequence[Any]], stream: int, room: Callable[[bool], tuple[int, Any]], **_: bool
+) -> tuple[Callable[[], tuple[Any, ...]], None]:
+    """What ``repeated`` gives: launches one by one, with new memory between them."""
+
+    def queue() -> tuple[Any, ...]:
+        memory, kept = room(False)
+        for one, _ in on(stream, memory):
+            one()
+        return 0, kept
+
+    return queue, None
 
 
 class DeviceCopy:

@@ -14,6 +14,7 @@ import pytest
 
 import warploom
 from tests.ops.conftest import CALLS
+from tests.ops.emulated_gpu import queue_on
 from tests.project import load
 from warploom.core.targets import target
 from warploom.interop import arrays
@@ -67,9 +68,11 @@ def _prepare(
     return GpuCall(SilentLaunch(), (), device, tuple(mapped))  # pyright: ignore[reportArgumentType]
 
 
-def _queue_all(wanted: Sequence[Any]) -> None:
-    for queue, _ in wanted:
-        queue()
+def _repeated(
+    on: Callable[[int, int], Sequence[Any]], stream: int, room: Callable[[bool], tuple[int, Any]], **_: bool
+) -> tuple[Callable[[], tuple[int]], Any]:
+    """A graph of launches that does nothing."""
+    return partial(tuple, (0,)), on(stream, room(True)[0])
 
 
 @pytest.fixture
@@ -80,7 +83,7 @@ def silent_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def read(tensor: Any) -> ArrayView:
         return reader(tensor)._replace(device=("cuda", 0))
 
-    def makers(_kind: str, forms: Iterable[Form], _device: Any) -> Callable[[], list[Any]]:
+    def makers(_kind: str, forms: Iterable[Form], _device: Any, _: Any = None) -> Callable[[], list[Any]]:
         kept = [torch.empty(shape, dtype=torch_type(dtype)) for shape, dtype in forms]
         return lambda: [x.detach() for x in kept]  # at the same addresses, as an allocator gives them in a loop
 
@@ -89,9 +92,13 @@ def silent_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(module, "makers", makers)
     monkeypatch.setattr(calls, "stream_reader", lambda *_: int)
     monkeypatch.setattr(steps, "current_stream", lambda *_: 0)
-    monkeypatch.setattr(steps, "queue_on", lambda _: _queue_all)
+    monkeypatch.setattr(steps, "queue_on", queue_on)
     monkeypatch.setattr(steps, "zeroing", lambda *_: (partial(tuple, (0,)), None))
-    monkeypatch.setattr(steps, "repeated", lambda wanted, *_: wanted)
+    monkeypatch.setattr(steps, "repeated", _repeated)
+    monkeypatch.setattr(
+        steps, "empty", lambda _kind, shape, dtype, _device: torch.empty(shape, dtype=torch_type(dtype))
+    )
+    monkeypatch.setattr(steps, "_lasting", {})
     monkeypatch.setattr(backends.GpuCall, "prepare", _prepare)
     monkeypatch.setattr("warploom.cuda.tensor_maps.encode", lambda *_: 0)
     monkeypatch.setattr(backends, "gpu_target", lambda _: target("sm_90a"))

@@ -21,7 +21,7 @@ from warploom.core.errors import ProblemError
 from warploom.interop.refusals import DerivativeError
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.ops import attention as attention_ops
-from warploom.ops import calls
+from warploom.ops import calls, steps
 from warploom.ops import loss as loss_ops
 from warploom.ops import matmul as matmul_ops
 from warploom.ops import reduce as reduce_ops
@@ -259,6 +259,32 @@ def test_a_gradient_is_wanted_of_tensors_known_without_one(like: Any, monkeypatc
     monkeypatch.setattr(above, "operator_of", lambda _: operator)
     with pytest.raises(DerivativeError, match="requires a gradient"):
         call(wanted, *others)
+
+
+def test_a_stream_keeps_one_memory_for_all_launches_that_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "_lasting", {})
+
+    def lasting(words: int, stream: int = 5) -> int:
+        return steps.Prepared((), (), words, 0).room("numpy", stream)(True)[0]
+
+    assert lasting(0) == 0
+    first = lasting(100)
+    assert first == lasting(60) == lasting(128)
+    assert first not in (lasting(100, stream=6), steps.Prepared((), (), 100, 0).room("numpy", 5)(False)[0])
+    larger = lasting(1000)
+    assert larger == lasting(100) != first
+
+
+def test_only_launches_of_one_stream_with_little_memory_are_joined(monkeypatch: pytest.MonkeyPatch, gpu: Any) -> None:
+    asked = list[bool]()
+    monkeypatch.setattr(steps, "repeated", lambda *_, joined: asked.append(joined))
+    plan = warploom.plan_matmul(numbers(16, 64), numbers(64, 16), config=replace(SMALL, split_k=2))
+    for most in (steps._LASTING_WORDS, 1):
+        monkeypatch.setattr(steps, "_LASTING_WORDS", most)
+        prepared = plan.steps.prepare(("a", "b", "out"), 0)
+        for stream in (0, 2, 5):  # 2 is another stream in each thread
+            prepared.queueable((stream, 64, 128, 192), lambda _: (0, None))
+    assert asked == [True, False, True, False, False, False]
 
 
 @pytest.mark.gpu

@@ -27,7 +27,9 @@ Grid = int | tuple[int, ...]
 Packed = tuple[int, Any]
 """Where the driver's list of a launch's arguments lies, and what keeps it and them in memory."""
 Queueable = tuple[Callable[[], tuple[Any, ...]], Any]
-"""What asks the driver for one thing on a stream and returns its status, and what it needs kept in memory."""
+"""What asks the driver for launches on a stream and returns its status, and what it needs kept in memory."""
+Room = Callable[[bool], tuple[int, Any]]
+"""Memory for what lies between launches, new or (True) such as stays the stream's: its address, and what keeps it."""
 
 _THREADS_PER_BLOCK = 1024
 _BLOCK_LIMITS = (1024, 1024, 64)
@@ -120,9 +122,8 @@ class ConfiguredLaunch:
         self, kernel: LoadedKernel, extents: tuple[Any, Any], shared_bytes: int, *, overlaps: bool, at_once: bool
     ) -> None:
         self._compiled = kernel.compiled
-        self._device = kernel.device
-        self._driver = kernel.driver
-        self._launch = kernel.driver.cuLaunchKernelEx
+        self._device, self._driver = kernel.device, kernel.driver
+        self._launch, self._queue = kernel.driver.cuLaunchKernelEx, queue_on(kernel.device)
         self._extents, self._shared_bytes = extents, shared_bytes
         self._overlaps, self._at_once = overlaps, at_once
         self._function = kernel.driver.CUfunction(int(kernel.kernel))  # the driver takes a CUkernel for one
@@ -143,11 +144,11 @@ class ConfiguredLaunch:
         return ctypes.addressof(places), (places, values)
 
     def queue(self, stream: int, packed: Packed) -> None:
-        """Queue the kernel on the stream with this handle (0: the legacy default stream), as :func:`queue_all` does."""
-        queue_all(self._driver, self._device, (self.queueable(stream, packed),))
+        """Queue the kernel on the stream with this handle (0: the legacy default stream), as :func:`queue_on` does."""
+        self._queue(self.queueable(stream, packed))
 
     def queueable(self, stream: int, packed: Packed) -> Queueable:
-        """The launch on a stream with :meth:`pack`-ed arguments, for :func:`queue_all`."""
+        """The launch on a stream with :meth:`pack`-ed arguments, for :func:`queue_on`."""
         config = self._on_streams.get(stream) or self._on_stream(stream)
         return partial(self._launch, config, self._function, packed[0], 0), packed
 
@@ -289,55 +290,61 @@ def synchronize(stream: int, device: int) -> None:
 
 
 def zeroing(address: int, words: int, stream: int) -> Queueable:
-    """A write of zeros to so many 32-bit words from an address on, on the stream of this handle: :func:`queue_all`."""
+    """A write of zeros to so many 32-bit words from an address on, on the stream of this handle: :func:`queue_on`."""
     return partial(require_driver().cuMemsetD32Async, address, 0, words, stream), None
 
 
 class Repeated:
-    """Launches that follow each other on a stream: once they were repeated often, the driver is asked once for all.
+    """Launches that follow each other on a stream, on arrays that stay, with memory of their own between them.
 
-    Then they are a CUDA graph of their own, which costs the host less than two launches, however many they are, and the
-    GPU no more. While the stream is captured they are launches, because a graph takes no graph in. ``on`` gives the
-    same launches on another stream, on which the graph is made.
+    Once they were repeated often, those that are ``joined`` are one for the driver: a CUDA graph of their own, which
+    costs the host less than two launches, however many they are, and the GPU no more. Its memory stays the stream's.
+    While the stream is captured they are launches, because a graph takes no graph in, and their memory is new, because
+    what captured them may run beside the stream. ``on`` gives them on a stream, with memory at an address.
     """
 
-    def __init__(self, wanted: Sequence[Queueable], stream: int, on: Callable[[int], Sequence[Queueable]]) -> None:
-        self._wanted, self._stream, self._on = wanted, stream, on
+    def __init__(
+        self, on: Callable[[int, int], Sequence[Queueable]], stream: int, room: Room, *, joined: bool = True
+    ) -> None:
+        self._on, self._stream, self._room = on, stream, room
         self._driver = driver = require_driver()
         self._captured = partial(driver.cuStreamIsCapturing, stream)
-        self._left = _REPEATED
+        self._left = _REPEATED if joined else sys.maxsize
         self._graph: Callable[[], tuple[Any, ...]] | None = None
+        self._kept: Any = None
 
-    def __call__(self) -> tuple[Any, ...]:
-        """Ask the driver for the launches and return its status."""
+    def queue(self) -> tuple[Any, ...]:
+        """Ask the driver for the launches and return its status, and behind it what keeps new memory."""
         if self._left > 0:
             self._left -= 1
         elif self._captured() == _NOT_CAPTURED:
             graph = self._graph or self._made()
             if graph is not None:
                 return graph()
-        result: tuple[Any, ...] = ()
-        for queue, _ in self._wanted:
+        memory, kept = self._room(False)
+        for queue, _ in self._on(self._stream, memory):
             result = queue()
             if result[0] != 0:
-                break
-        return result
+                return result
+        return 0, kept
 
     def _made(self) -> Callable[[], tuple[Any, ...]] | None:
         """The launch of the graph; None where the driver makes none, which is not tried again. The oldest may go."""
         driver = self._driver
         stream = _stream_for_graphs(int(check(driver, driver.cuCtxGetCurrent())))
-        wanted, relaxed = self._on(stream), driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         with _graph_lock:
             mode = check(driver, driver.cuThreadExchangeStreamCaptureMode(relaxed))  # other threads may capture, too
             try:
+                memory, kept = self._room(True)
+                wanted = self._on(stream, memory)
                 check(driver, driver.cuStreamBeginCapture(stream, relaxed))
                 refused = any(queue()[0] for queue, _ in wanted)
                 graph = check(driver, driver.cuStreamEndCapture(stream))
                 made = None if refused else check(driver, driver.cuGraphInstantiate(graph, 0))
                 check(driver, driver.cuGraphDestroy(graph))
                 if made is not None:
-                    self._keep(made)
+                    self._keep(made, kept)
             except RuntimeError:
                 made = None
             finally:
@@ -346,14 +353,15 @@ class Repeated:
             self._left = sys.maxsize
         return self._graph
 
-    def _keep(self, made: Any) -> None:
-        """Keep a graph as long as it is launched, in the place of the oldest where there are many."""
+    def _keep(self, made: Any, memory: Any) -> None:
+        """Keep a graph and its memory as long as it is launched, in the place of the oldest where there are many."""
         launch = self._graph = partial(self._driver.cuGraphLaunch, made, self._stream)
+        self._kept = memory
         weakref.finalize(launch, self._driver.cuGraphExecDestroy, made).atexit = False
         _graphs[:] = [*[x for x in _graphs if x() is not None], weakref.ref(self)]
         oldest = _graphs.pop(0)() if len(_graphs) > _GRAPHS_KEPT else None
         if oldest is not None:
-            oldest._graph, oldest._left = None, _REPEATED
+            oldest._graph, oldest._kept, oldest._left = None, None, _REPEATED
 
 
 _REPEATED = 16
@@ -371,27 +379,27 @@ def _stream_for_graphs(_context: int) -> int:
     return int(check(driver, driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)))
 
 
-def queue_all(driver: Any, device: int, wanted: Sequence[Queueable]) -> None:
-    """Queue launches one after another, which may be captured into a CUDA graph.
+def queue_on(device: int) -> Callable[[Queueable], tuple[Any, ...]]:
+    """Return a function that queues launches on a GPU, which may be captured into a CUDA graph.
 
-    The GPU ``device`` is made current where it is not, and the caller's restored. Raises RuntimeError with the driver's
-    reason where one is refused.
+    It makes the GPU current where it is not, and restores the caller's. It raises RuntimeError with the driver's reason
+    where a launch is refused. It returns what keeps memory that the launches have of their own.
     """
-    status, current = driver.cuCtxGetDevice()
-    if status != 0 or int(current) != device:
-        with current_context(device):
-            for queue, _ in wanted:
-                check(driver, queue())
-        return
-    for queue, _ in wanted:
-        result = queue()
+    driver = require_driver()
+    ask = driver.cuCtxGetDevice
+
+    def queue(wanted: Queueable) -> tuple[Any, ...]:
+        status, current = ask()
+        if status == 0 and int(current) == device:
+            result = wanted[0]()
+        else:
+            with current_context(device):
+                result = wanted[0]()
         if result[0] != 0:
             check(driver, result)
+        return result
 
-
-def queue_on(device: int) -> Callable[[Sequence[Queueable]], None]:
-    """Return :func:`queue_all` for the launches of one GPU."""
-    return partial(queue_all, require_driver(), device)
+    return queue
 
 
 def _check_runs_on(compiled: CompiledKernel, device: int) -> Target:

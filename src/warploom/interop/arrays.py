@@ -197,14 +197,16 @@ def empty(kind: str, shape: Sequence[int], dtype: DType, device: Device) -> Any:
     raise ProblemError("a result on the GPU needs torch, CuPy or JAX to hold it: import one of them, or pass an output")
 
 
-def makers(kind: str, forms: Iterable[Form], device: Device) -> Callable[[], list[Any]]:
-    """A function that makes :func:`empty` arrays of these forms, again and again."""
+def makers(kind: str, forms: Iterable[Form], device: Device, value: float | None = None) -> Callable[[], list[Any]]:
+    """A function that makes :func:`empty` arrays of these forms, or with every element ``value``, again and again."""
     wanted = [(tuple(shape), dtype) for shape, dtype in forms]
 
     def anywhere() -> list[Any]:
-        return [empty(kind, shape, dtype, device) for shape, dtype in wanted]
+        if value is not None:
+            return [filled(kind, *form, device, value) for form in wanted]
+        return [empty(kind, *form, device) for form in wanted]
 
-    allocator = cuda_allocator() if kind == "torch" and device[0] == "cuda" else None
+    allocator = cuda_allocator() if kind == "torch" and device[0] == "cuda" and value is None else None
     if allocator is None:
         return anywhere
     (raw, current), index = allocator, device[1]

@@ -68,13 +68,13 @@ class PlannedCall:
     def __init__(self, made: MatmulPlan, device: int, torch: Any) -> None:
         self._prepared = prepared = made.steps.prepare(("a", "b", "out"), device)
         where = torch.device("cuda", device)
-        self._memory = [torch.empty(shape, dtype=torch.float32, device=where) for shape, _ in prepared.workspace]
-        self._behind = tuple([x.data_ptr() for x in self._memory])
+        self._memory = memory = torch.empty(prepared.words, dtype=torch.float32, device=where)
+        self._room = lambda _: (memory.data_ptr(), None)
 
     def launch(self, a: int, b: int, out: int) -> None:
         """Queue one product; addresses of the arrays."""
         stream = current_stream("torch", self._prepared.device)
-        self._prepared.queue(self._prepared.launches_on((stream, a, b, out, *self._behind)))
+        self._prepared.queue(self._prepared.queueable((stream, a, b, out), self._room))
 
 
 class MatmulOnGpu(OnGpu):

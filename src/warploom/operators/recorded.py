@@ -28,7 +28,8 @@ Function = Callable[[torch.Tensor], torch.Tensor]
 class Place:
     """A tensor of a backward pass, and where another pass finds it: by its ``number``, through a ``function``.
 
-    Numbers count what the node saved, the gradients of its results, and the results of the pass's calls; -1 is none.
+    Numbers count what the node saved, the gradients of its results, and the results of the pass's calls, from 1; 0 is a
+    gradient that there is not, -1 what is found nowhere.
     """
 
     def __init__(self, tensor: torch.Tensor, number: int = -1, function: Function | None = None) -> None:
@@ -49,8 +50,10 @@ def deterministic(caller: Caller, options: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 Places = Sequence[Place | None]
-Repeat = Callable[[list[Any]], "Sequence[Any] | None"]
-"""The gradients of a node, of what it saved and the gradients it is given; None where these lie otherwise."""
+_NO_GRADIENTS = 0, 0
+"""The numbers of the gradients by the arguments of a node that come before its tensors: there are none."""
+Repeat = Callable[[list[Any]], "tuple[Any, ...] | None"]
+"""What a node returns, of what it saved and the gradients it is given; None where these lie otherwise."""
 
 
 class BackwardPass:
@@ -64,12 +67,13 @@ class BackwardPass:
     def __init__(
         self, saved: Sequence[torch.Tensor], by_results: Tensors, hidden: int = 0, formed: Sequence[torch.Tensor] = ()
     ) -> None:
-        self._tensors = [*saved, *formed, *by_results]
+        self._tensors: list[torch.Tensor | None] = [None, *saved, *formed, *by_results]
         self._given = len(self._tensors)
         places = [None if x is None else Place(x, i) for i, x in enumerate(self._tensors)]
-        self.saved: list[Any] = places[: len(saved)]
-        self.formed: list[Any] = places[len(saved) : len(saved) + len(formed)]
-        self.by_results = places[len(saved) + len(formed) :]
+        after = 1 + len(saved)
+        self.saved: list[Any] = places[1:after]
+        self.formed: list[Any] = places[after : after + len(formed)]
+        self.by_results = places[after + len(formed) :]
         self.by_results += [None] * hidden
         self._calls: list[tuple[Repeatable, list[int]]] | None = []
         self._asks = False  # whether an algorithm is to be deterministic
@@ -96,43 +100,43 @@ class BackwardPass:
 
     def _number_of(self, place: Place) -> int:
         """The number of the tensor in whose memory one begins; -1 if it has none."""
-        base = self._tensors[place.number] if place.number >= 0 else None
+        base = self._tensors[place.number] if place.number > 0 else None
         return -1 if base is None or base.data_ptr() != place.tensor.data_ptr() else place.number
 
     def repetition(self, gradients: Places) -> Repeat | None:
-        """A function that gives the ``gradients`` of other passes; None for a pass that is not repeated."""
-        given, numbers = self._tensors[: self._given], [-2 if x is None else x.number for x in gradients]
+        """A function that returns the ``gradients`` of other passes; None for a pass that is not repeated."""
+        given, numbers = self._tensors[: self._given], [0 if x is None else x.number for x in gradients]
         if not self._calls or -1 in numbers:
             return None
-        there, absent = ([i for i, x in enumerate(given) if (x is None) is none] for none in (False, True))
+        there = [i for i, x in enumerate(given) if x is not None]
+        absent = [i for i, x in enumerate(given) if x is None][1:]
         same, asks = recogniser([given[i] for i in there]), self._asks
         if same is None:
             return None
-        pick, order = itemgetter(*there), itemgetter(*[len(self._tensors) if i == -2 else i for i in numbers])
+        pick, order = itemgetter(*there), itemgetter(*_NO_GRADIENTS, *numbers)
         enabled = torch.are_deterministic_algorithms_enabled
         certain = enabled()
         calls = [(call, itemgetter(*own)) for call, own in self._calls]  # each of two tensors at least
-        functions = [(i, x.function) for i, x in enumerate(gradients) if x is not None and x.function is not None]
+        functions = [(i, x.function) for i, x in enumerate(gradients, len(_NO_GRADIENTS)) if x and x.function]
 
-        def repeat(tensors: list[Any]) -> Sequence[Any] | None:
-            if absent and any(tensors[i] is not None for i in absent):
-                return None
-            if not same(*(pick(tensors) if absent else tensors)) or tangents_are_on():
-                return None
-            if asks and enabled() is not certain:
+        def repeat(tensors: list[Any]) -> tuple[Any, ...] | None:
+            for i in absent:
+                if tensors[i] is not None:
+                    return None
+            if not same(*pick(tensors)) or tangents_are_on() or (asks and enabled() is not certain):
                 return None
             for call, take in calls:
                 made = call.on(take(tensors))
                 if made is None:
                     return None
                 tensors += made
-            tensors.append(None)
             found = order(tensors)
-            if functions:
-                found = list(found)
-                for i, function in functions:
-                    found[i] = function(found[i])
-            return found
+            if not functions:
+                return found
+            changed = list(found)
+            for i, function in functions:
+                changed[i] = function(changed[i])
+            return tuple(changed)
 
         return repeat
 
@@ -187,8 +191,8 @@ class RecordedCall:
 
     def gradients(
         self, saved: tuple[torch.Tensor, ...], by_results: Tensors, formed: Sequence[torch.Tensor] = ()
-    ) -> Sequence[Any]:
-        """The gradients by the call's tensors, of what the node saved and of the gradients of what it gave.
+    ) -> tuple[Any, ...]:
+        """What the node returns, of what it saved and of the gradients of what it gave: gradients by its arguments.
 
         ``formed``: those of the forward pass, in the first backward pass.
         """
@@ -197,7 +201,7 @@ class RecordedCall:
         found = [named.get(name) for name in self.names]
         if len(formed) == self.formed:
             self._learn(how, found)
-        return [None if x is None else x.tensor for x in found]
+        return (None, None, *[None if x is None else x.tensor for x in found])
 
     def _learn(self, how: BackwardPass, gradients: Places) -> None:
         """See what of a backward pass can be repeated."""
@@ -245,11 +249,14 @@ class EagerCall(RecordedCall):
 
     def gradients(
         self, saved: tuple[torch.Tensor, ...], by_results: Tensors, formed: Sequence[torch.Tensor] = ()
-    ) -> Sequence[Any]:
-        """The gradients, by the calls of an earlier backward pass where these can be repeated."""
-        repeat = None if torch.is_grad_enabled() or len(formed) != self.formed else self._repeat
-        found = None if repeat is None else repeat([*saved, *formed, *by_results])
-        return super().gradients(saved, by_results, formed) if found is None else found
+    ) -> tuple[Any, ...]:
+        """What the node returns, by the calls of an earlier backward pass where these can be repeated."""
+        repeat = self._repeat
+        if repeat is not None and len(formed) == self.formed and not torch.is_grad_enabled():
+            found = repeat([None, *saved, *formed, *by_results])
+            if found is not None:
+                return found
+        return super().gradients(saved, by_results, formed)
 
     def _learn(self, how: BackwardPass, gradients: Places) -> None:
         self._repeat = how.repetition(gradients) or self._repeat
@@ -276,7 +283,7 @@ def node(name: str, *, kept: bool) -> Callable[..., Any]:
 
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
         formed, ctx.formed = ctx.formed, ()
-        return None, None, *ctx.call.gradients(ctx.saved_tensors, gradients, formed)
+        return ctx.call.gradients(ctx.saved_tensors, gradients, formed)
 
     members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     base: Any = super(torch.autograd.Function, type(f"warploom_{name}", (torch.autograd.Function,), members))

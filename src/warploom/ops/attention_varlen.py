@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Never, Unpack, overload
 
 import numpy as np
 
 from warploom.core.errors import ProblemError
-from warploom.interop.arrays import Device, Form, describe_new, filled
+from warploom.interop.arrays import describe_new, filled
 from warploom.kernels.attention import backward_choice
 from warploom.kernels.attention.choice import PACKED_KINDS, PackedConfig, choose_packed
 from warploom.kernels.attention.problem import (
@@ -244,11 +243,6 @@ def attention_varlen_backward(
     return attention_varlen_backward_call.computed(arrays, (causal, window, softcap, scale, deterministic), config)
 
 
-def _makes_zeros(kind: str, forms: Iterable[Form], device: Device) -> Callable[[], list[Any]]:
-    """A maker of gradients where there are no keys: all are zero but those of options."""
-    return lambda: [filled(kind, *form, device, 0.0) for form in forms]
-
-
 def _packed_work(given: Arguments, config: Any) -> Computation:
     p, views = packed_problem(given), given.views
     problem = BackwardProblem(p, "dlse" in views, given.options["deterministic"])
@@ -260,8 +254,8 @@ def _packed_work(given: Arguments, config: Any) -> Computation:
         return backward_plan(problem, arrays["q"].device, strides, read(config, backward_choice.PACKED_KINDS))
 
     nothing = not some or (p.kv_len == 0 and not p.head_arrays)
-    make = None if whole else _makes_zeros
-    return Computation(given, plan, placed(p, views), make=make, filled=not whole, nothing=nothing)
+    value = None if whole else 0.0  # gradients where there are no keys, but for those of options
+    return Computation(given, plan, placed(p, views), value=value, filled=not whole, nothing=nothing)
 
 
 attention_varlen_backward_call = Caller(attention_varlen_backward, _packed_work)

@@ -30,7 +30,7 @@ from warploom.interop.arrays import SYNCHRONOUS_KINDS, ArrayView, Device, as_num
 from warploom.kernels.source import KernelCall, KernelSource, MappedArray
 
 if TYPE_CHECKING:
-    from warploom.cuda.launch import ConfiguredLaunch, Queueable
+    from warploom.cuda.launch import ConfiguredLaunch, Queueable, Room
     from warploom.cuda.store import CompiledKernel
     from warploom.emulate import Emulation
     from warploom.ir.program import Program
@@ -279,7 +279,7 @@ class GpuCall:
     def launch_again(self, pointers: tuple[int, ...], kind: str) -> None:
         """Queue the kernel on the current stream of framework ``kind``, on arrays at these addresses."""
         stream = current_stream(kind, self.device)
-        queue_on(self.device)((self.queueable(stream, pointers),))
+        queue_on(self.device)(self.queueable(stream, pointers))
         if kind in SYNCHRONOUS_KINDS:
             wait_for(stream, self.device)
 
@@ -320,17 +320,15 @@ def zeroing(address: int, words: int, stream: int) -> Queueable:
     return launch.zeroing(address, words, stream)
 
 
-def repeated(
-    wanted: Sequence[Queueable], stream: int, on: Callable[[int], Sequence[Queueable]]
-) -> tuple[Queueable, ...]:
-    """Launches on a stream that are asked for as one; ``on`` gives them on another stream."""
+def repeated(on: Callable[[int, int], Sequence[Queueable]], stream: int, room: Room, *, joined: bool) -> Queueable:
+    """Launches on a stream as one; ``on`` gives them on a stream, with memory of their own at an address."""
     from warploom.cuda.launch import Repeated
 
-    return ((Repeated(wanted, stream, on), None),)
+    return Repeated(on, stream, room, joined=joined).queue, None
 
 
-def queue_on(device: int) -> Callable[[Sequence[Queueable]], None]:
-    """A function that queues launches on a GPU one after another, each on its stream."""
+def queue_on(device: int) -> Callable[[Queueable], tuple[Any, ...]]:
+    """A function that queues launches on a GPU, and returns what keeps memory of their own."""
     from warploom.cuda import launch
 
     return launch.queue_on(device)

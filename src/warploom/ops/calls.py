@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from warploom.core import above
 from warploom.core.errors import ProblemError
@@ -19,8 +19,6 @@ from warploom.core.identity import function_key
 from warploom.interop.arrays import (
     SYNCHRONOUS_KINDS,
     ArrayView,
-    Device,
-    Form,
     address,
     as_if_compact,
     compact,
@@ -35,6 +33,9 @@ from warploom.ops.backends import wait_for
 from warploom.ops.declare import Arguments, Declaration, Views, flag, known_signature, refuse_unknown
 from warploom.ops.steps import Launches, Prepared, run_anew
 
+if TYPE_CHECKING:
+    from warploom.cuda.launch import Queueable
+
 _KEPT = 4096  # prepared calls of an operation
 _ADDRESSES_KEPT = 1024  # of a prepared call
 _KINDS_KEPT = 8  # kinds of tensors that differ in more than the first one's shape
@@ -47,14 +48,14 @@ class Computation:
     """The launches that a call on ``given`` arguments comes to; all arrays go by the kernels' names.
 
     ``plan`` makes them of arrays in place: those ``taken``, by default all that are only read, those that are written
-    to, and the new results. Where these are ``filled``, kernels leave parts of them as they are. Where there is
-    ``nothing`` to compute, ``empty`` makes them by name, by default as they are declared.
+    to, and the new results. Where these are ``filled``, kernels leave parts of them as they are, in new ones a
+    ``value``. Where there is ``nothing`` to compute, ``empty`` makes them by name, by default as they are declared.
     """
 
     given: Arguments
     plan: Callable[[Views], Launches]
     taken: Views | None = None
-    make: Callable[[str, Iterable[Form], Device], Callable[[], list[Any]]] | None = None
+    value: float | None = None
     filled: bool = False
     nothing: bool = False
     empty: Callable[[], dict[str, Any]] | None = None
@@ -90,28 +91,16 @@ class Repeatable(Protocol):
 class PreparedCall:
     """A call on a GPU that was run before: its launches, and what makes the arrays for new results.
 
-    ``forms`` are the shapes and types of the results. ``make`` makes them where they are no :func:`makers` of such.
     ``written`` tells which arrays may lie where.
     """
 
     def __init__(
-        self,
-        prepared: Prepared,
-        kind: str,
-        forms: Sequence[Form],
-        make: Callable[[], list[Any]] | None = None,
-        written: Written | None = None,
+        self, prepared: Prepared, kind: str, make: Callable[[], list[Any]], written: Written | None = None
     ) -> None:
-        self.prepared, self.kind, self.forms, self._written = prepared, kind, forms, written
-        own, device = prepared.workspace, ("cuda", prepared.device)
-        if make is None:
-            self.make = makers(kind, (*forms, *own), device)
-        else:
-            results, memory = make, makers(kind, own, device)
-            self.make = lambda: [*results(), *memory()]
+        self.prepared, self.kind, self.make, self._written = prepared, kind, make, written
         self._address: Callable[[Any], int] = sys.modules["torch"].Tensor.data_ptr if kind == "torch" else address
         self._stream = stream_reader(kind, prepared.device)
-        self._known, self._queue, self._temporary = prepared.known, prepared.queue, bool(prepared.words)
+        self._known, self._queue = prepared.known, prepared.queue
         self._allowed = set[tuple[int, ...]]()  # addresses at which what is written to was looked at
 
     def on(self, tensors: Sequence[Any]) -> list[Any] | None:
@@ -122,10 +111,8 @@ class PreparedCall:
         if queued is None:
             if not self._fits(key[1 : 1 + len(tensors)]):
                 return None
-            queued = self.prepared.launches_on(key)
+            queued = self._queueable(key)
         self._queue(queued)
-        if self._temporary:
-            made.pop()
         return made
 
     def run(self, views: Mapping[str, ArrayView]) -> list[Any]:
@@ -137,12 +124,15 @@ class PreparedCall:
                 self._allowed.clear()
             self._allowed.add(pointers)
         made, stream = self.make(), self._stream()
-        self._queue(self.prepared.launches_on((stream, *pointers, *map(self._address, made))))
+        key = stream, *pointers, *map(self._address, made)
+        kept = self._queue(self._known.get(key) or self._queueable(key))
         if self.kind in SYNCHRONOUS_KINDS:
             wait_for(stream, self.prepared.device)
-        if self._temporary:
-            made.pop()
+        del kept
         return made
+
+    def _queueable(self, key: tuple[int, ...]) -> Queueable:
+        return self.prepared.queueable(key, self.prepared.room(self.kind, key[0]))
 
     def _fits(self, pointers: tuple[int, ...]) -> bool:
         """Whether tensors at these addresses are surely aligned, and apart from those that are written to."""
@@ -424,8 +414,8 @@ class Caller:
         """Run launches for the first time, and keep what calls like this one need."""
         lying = list(views.values())
         callers, results, first = work.callers, work.given.results, lying[0]
-        kind, forms, device = first.kind, results.values(), first.device
-        make = makers(kind, forms, device) if work.make is None else work.make(kind, forms, device)
+        kind, device = first.kind, first.device
+        make = makers(kind, results.values(), device, work.value)
         made = dict(zip(results, make(), strict=True))
         new = {name: describe_new(x) for name, x in made.items()}
         prepared = run_anew(
@@ -438,9 +428,9 @@ class Caller:
         ):
             order = (*own, *range(len(lying), len(lying) + len(made)))
             prepared = replace(prepared, order=order, known={})
-            refuse, own = self._refuse, None if work.make is None else make
+            refuse = self._refuse
             written = None if refuse is None or not work.written else Written.of(views, tuple(work.written), refuse)
-            self.cache.keep(*key, views, PreparedCall(prepared, kind, tuple(forms), own, written))
+            self.cache.keep(*key, views, PreparedCall(prepared, kind, make, written))
         return list(made.values())
 
     def _concerns(self, torch: Any, arrays: tuple[Any, ...], options: tuple[Any, ...]) -> bool:

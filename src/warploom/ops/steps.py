@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
-from warploom.core.dtypes import DType, f32
+from warploom.core.dtypes import f32
 from warploom.core.targets import Target
 from warploom.interop.arrays import (
     SYNCHRONOUS_KINDS,
@@ -24,6 +24,7 @@ from warploom.interop.arrays import (
     as_numpy,
     current_stream,
     describe,
+    empty,
     makers,
 )
 from warploom.kernels.settings import refuse, violations_of
@@ -42,7 +43,7 @@ from warploom.ops.backends import (
 )
 
 if TYPE_CHECKING:
-    from warploom.cuda.launch import Queueable
+    from warploom.cuda.launch import Queueable, Room
     from warploom.ir.program import Program
 
 Config = TypeVar("Config")
@@ -50,6 +51,11 @@ _ADDRESSES_KEPT = 1024  # sets of them, of a prepared call
 _SHORT_FLOPS = 1 << 25
 """Work, in a pass over some 30 MB, that the GPU has done before the host asks for the next launches."""
 _ALIGNED_WORDS = 64  # 256 bytes: as an allocation of its own would begin
+_LASTING_WORDS = 4 << 20
+"""32-bit words between launches, 16 MiB, up to which launches are joined: a stream keeps that memory."""
+_PER_THREAD = 2  # the handle of a stream that each thread has for itself
+_lasting: dict[tuple[str, int, int], tuple[Any, int]] = {}
+"""The memory that streams keep, and its words, by the framework that it is from, GPU and stream."""
 
 
 class Launches:
@@ -209,8 +215,8 @@ class Steps:
 
         copies = {name: DeviceCopy(x, 0, copy=filled or name not in results) for name, x in hosts.items()}
         prepared = self.prepare(tuple(hosts), 0)
-        memory = [DeviceCopy(np.empty(shape, np.float32), 0, copy=False) for shape, _ in prepared.workspace]
-        prepared.queue(prepared.launches_on((0, *[x.pointer for x in (*copies.values(), *memory)])))
+        memory = DeviceCopy(np.empty(prepared.words, np.float32), 0, copy=False)
+        prepared.queue(prepared.queueable((0, *[x.pointer for x in copies.values()]), lambda _: (memory.pointer, None)))
         for name in results:
             copies[name].download()
 
@@ -231,7 +237,7 @@ class Steps:
         ]
         # A graph begins when what is before it has ended: the GPU loses 3 us where the first launch would not wait.
         waits = not self.steps[0].call.overlaps or sum(x.flops for x in self.steps) < _SHORT_FLOPS
-        joined = len(loaded) > 1 and waits
+        joined = len(loaded) > 1 and waits and words <= _LASTING_WORDS
         return Prepared(tuple(loaded), tuple(4 * start for start in offsets), words, device, joined)
 
 
@@ -288,53 +294,66 @@ class Prepared:
     """Whether the launches may be one for the driver."""
     order: tuple[int, ...] | None = None
     """Which arrays of a call these are, where they are not all in order."""
-    known: dict[tuple[int, ...], tuple[Queueable, ...]] = field(
-        default_factory=dict[tuple[int, ...], "tuple[Queueable, ...]"]
-    )
-    """The launches by stream and addresses, those of the arrays and of the workspace, if there is one."""
-
-    @property
-    def workspace(self) -> tuple[tuple[tuple[int, ...], DType], ...]:
-        """The shape and type of the array that the launches take beside those of the call, if they take one."""
-        return (((self.words,), f32),) if self.words else ()
+    known: dict[tuple[int, ...], Queueable] = field(default_factory=dict[tuple[int, ...], "Queueable"])
+    """The launches by stream and addresses of the arrays."""
 
     @cached_property
-    def queue(self) -> Callable[[Sequence[Queueable]], None]:
-        """A function that queues :meth:`launches_on` one after another."""
+    def queue(self) -> Callable[[Queueable], tuple[Any, ...]]:
+        """A function that queues launches that are :meth:`queueable`."""
         return queue_on(self.device)
 
     def run(self, pointers: Sequence[int], kind: str) -> None:
-        """Queue the launches on the current stream of the framework ``kind``, with new memory for the workspace."""
-        stream, memory = current_stream(kind, self.device), makers(kind, self.workspace, ("cuda", self.device))()
-        self.queue(self.launches_on((stream, *pointers, *map(address, memory))))
+        """Queue the launches on the current stream of the framework ``kind``."""
+        stream = current_stream(kind, self.device)
+        kept = self.queue(self.queueable((stream, *pointers), self.room(kind, stream)))
         if kind in SYNCHRONOUS_KINDS:
             wait_for(stream, self.device)
+        del kept
 
-    def launches_on(self, key: tuple[int, ...]) -> tuple[Queueable, ...]:
-        """The launches on a stream, on arrays at addresses, and on a workspace, if there is one."""
+    def room(self, kind: str, stream: int) -> Room:
+        """The memory between launches on a stream, made by a framework: nothing where they need none."""
+        where, wanted = ("cuda", self.device), [((self.words,), f32)] if self.words else []
+        make, place = makers(kind, wanted, where), (kind, self.device, stream)
+
+        def room(lasting: bool) -> tuple[int, Any]:
+            if not wanted:
+                return 0, None
+            if not lasting:
+                (made,) = make()
+                return address(made), made
+            kept, words = _lasting.get(place, (None, 0))
+            if words < self.words:
+                words = 1 << (self.words - 1).bit_length()
+                kept = empty(kind, (words,), f32, where)
+                _lasting[place] = kept, words
+            return address(kept), kept
+
+        return room
+
+    def queueable(self, key: tuple[int, ...], room: Room) -> Queueable:
+        """The launches on a stream, on arrays at addresses, with memory between them from ``room``."""
         found = self.known.get(key)
         if found is not None:
             return found
         if len(self.known) >= _ADDRESSES_KEPT:
             self.known.clear()
         stream, *pointers = key
-        memory = pointers.pop() if self.words else 0
         if self.order is not None:
             pointers = [pointers[i] for i in self.order]
-        pointers += [memory + start for start in self.parts]
 
-        def on(stream: int) -> tuple[Queueable, ...]:
+        def on(stream: int, memory: int) -> list[Queueable]:
+            places = [*pointers, *[memory + start for start in self.parts]]
             queued: list[Queueable] = []
             for one in self.launches:
                 if one.zeroed is not None:
                     first, count = one.zeroed
                     queued.append(zeroing(memory + 4 * first, count, stream))
-                queued.append(one.call.queueable(stream, tuple([pointers[i] + offset for i, offset in one.arrays])))
-            return tuple(queued)
+                queued.append(one.call.queueable(stream, tuple([places[i] + offset for i, offset in one.arrays])))
+            return queued
 
-        found = on(stream)
-        if self.joined:
-            found = repeated(found, stream, on)
+        one = len(self.launches) == 1 and not self.words
+        joined = self.joined and stream != _PER_THREAD
+        found = on(stream, 0)[0] if one else repeated(on, stream, room, joined=joined)
         self.known[key] = found
         return found
 

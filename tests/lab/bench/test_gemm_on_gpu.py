@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.ops.emulated_gpu import queue_on, repeated
 from tests.tune.workloads import CpuTorch
 from warploom.core.dtypes import bf16, f16, f32
 from warploom.core.errors import ProblemError
@@ -73,9 +74,9 @@ def on_cpu(monkeypatch):
         monkeypatch.setattr(room, "torch_module", lambda: stand_in)
     monkeypatch.setattr(steps, "GpuCall", SimpleNamespace(of=prepared))
     monkeypatch.setattr(matmul, "current_stream", lambda kind, device: STREAM)
-    monkeypatch.setattr(steps, "repeated", lambda wanted, *_: wanted)
+    monkeypatch.setattr(steps, "repeated", repeated)
     monkeypatch.setattr(steps, "zeroing", lambda at, words, _: (partial(ctypes.memset, at, 0, 4 * words), None))
-    monkeypatch.setattr(steps, "queue_on", lambda _: lambda wanted: [queue() for queue, _ in wanted])
+    monkeypatch.setattr(steps, "queue_on", queue_on)
 
 
 @pytest.fixture
