@@ -46,12 +46,12 @@ def host_cost(device: int = 0) -> dict[str, Any]:
 
     ``torch.ops`` are the same operations as PyTorch operators, as compiled graphs call them. ``matmul_reduce`` runs two
     kernels, a backward pass of attention three. The launches of an empty kernel are what no call can be below on this
-    host.
+    host, nodes of autograd that compute nothing what no backward pass can.
     """
     torch = torch_module()
     torch.cuda.set_device(device)
     with torch.device("cuda", device):  # for the inputs alone: it slows whatever is called within
-        calls = {**plain_calls(torch), **gradient_calls(torch)}
+        calls = {**plain_calls(torch), **gradient_calls(torch), **empty_nodes(torch)}
     calls |= empty_launches(device, int(torch.cuda.current_stream(device).cuda_stream))
     return {name: spread.json() for name, spread in microseconds(calls, torch.cuda.synchronize).items()}
 
@@ -133,10 +133,49 @@ def gradient_calls(torch: Any) -> dict[str, Callable[[], object]]:
     def both(call: Callable[[], Any], by: tuple[Any, ...]) -> Callable[[], object]:
         return lambda: torch.autograd.grad(call(), by)
 
+    def in_this_thread(call: Callable[[], object]) -> Callable[[], object]:
+        def run() -> object:
+            with torch.autograd.set_multithreading_enabled(False):
+                return call()
+
+        return run
+
+    alone = {name: backward(*of) for name, of in recorded.items() if "cross_entropy" not in name}
     return {
         **{f"{name}, recorded": call for name, (call, _) in recorded.items() if name != "torch cross_entropy"},
-        **{f"{name}, backward": backward(*of) for name, of in recorded.items() if "cross_entropy" not in name},
+        **{f"{name}, backward": call for name, call in alone.items()},
+        **{f"{name}, backward in the caller's thread": in_this_thread(call) for name, call in alone.items()},
         **{f"{name}, forward and backward": both(*of) for name, of in recorded.items() if "cross_entropy" in name},
+    }
+
+
+def empty_nodes(torch: Any) -> dict[str, Callable[[], object]]:
+    """Backward passes that compute nothing: what PyTorch takes to run them in autograd's own thread."""
+
+    def gives_back(_: Any, gradient: Any) -> Any:
+        return gradient, gradient, gradient
+
+    def allocates(ctx: Any, gradient: Any) -> Any:
+        return tuple([torch.empty_like(x) for x in ctx.saved_tensors])
+
+    def forward(ctx: Any, *tensors: Any) -> Any:
+        ctx.save_for_backward(*tensors)
+        return tensors[0].detach().clone()
+
+    def backward(function: Callable[..., Any]) -> Callable[[], object]:
+        by = tuple(halves(torch, 1, 256, 4, 128, history=True) for _ in range(3))
+        out = function(*by)
+        gradient = torch.randn_like(out)
+        return lambda: torch.autograd.grad(out, by, gradient, retain_graph=True, allow_unused=True)
+
+    def node(run: Callable[..., Any]) -> Callable[..., Any]:
+        members = {"forward": staticmethod(forward), "backward": staticmethod(run)}
+        return type("Node", (torch.autograd.Function,), members).apply  # pyright: ignore[reportAttributeAccessIssue]
+
+    return {
+        "backward of a view": backward(lambda q, *_: q.view(-1)),
+        "backward of an empty node in Python": backward(node(gives_back)),
+        "the same with three new tensors": backward(node(allocates)),
     }
 
 

@@ -17,7 +17,7 @@ from warploom.core import above
 from warploom.core.errors import ProblemError
 from warploom.interop import tracing
 from warploom.interop.refusals import NO_BACKWARD, has_memory, refuse_tangent
-from warploom.interop.torch_internals import recogniser, tangents_are_on
+from warploom.interop.torch_internals import recogniser, run_backward_by, tangents_are_on
 from warploom.operators.schema import Named
 from warploom.ops.calls import Caller, Repeatable
 
@@ -286,7 +286,9 @@ def node(name: str, *, kept: bool) -> Callable[..., Any]:
         return ctx.call.gradients(ctx.saved_tensors, gradients, formed)
 
     members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    base: Any = super(torch.autograd.Function, type(f"warploom_{name}", (torch.autograd.Function,), members))
+    kind = type(f"warploom_{name}", (torch.autograd.Function,), members)
+    run_backward_by(kind, backward)
+    base: Any = super(torch.autograd.Function, kind)
     return base.apply
 
 
