@@ -427,7 +427,7 @@ class Caller:
             i >= 0 and lying[i].pointer == x.pointer for i, x in zip(own, callers.values(), strict=True)
         ):
             order = (*own, *range(len(lying), len(lying) + len(made)))
-            prepared = replace(prepared, order=order, known={})
+            prepared = replace(prepared, order=order, known={}, rooms={})
             refuse = self._refuse
             written = None if refuse is None or not work.written else Written.of(views, tuple(work.written), refuse)
             self.cache.keep(*key, views, PreparedCall(prepared, kind, make, written))

@@ -296,6 +296,8 @@ class Prepared:
     """Which arrays of a call these are, where they are not all in order."""
     known: dict[tuple[int, ...], Queueable] = field(default_factory=dict[tuple[int, ...], "Queueable"])
     """The launches by stream and addresses of the arrays."""
+    rooms: dict[tuple[str, int, int], Room] = field(default_factory=dict[tuple[str, int, int], "Room"])
+    """The memory between them by the framework that it is from, GPU and stream."""
 
     @cached_property
     def queue(self) -> Callable[[Queueable], tuple[Any, ...]]:
@@ -312,12 +314,17 @@ class Prepared:
 
     def room(self, kind: str, stream: int) -> Room:
         """The memory between launches on a stream, made by a framework: nothing where they need none."""
-        where, wanted = ("cuda", self.device), [((self.words,), f32)] if self.words else []
-        make, place = makers(kind, wanted, where), (kind, self.device, stream)
+        place = kind, self.device, stream
+        found = self.rooms.get(place)
+        if found is None:
+            found = self.rooms[place] = self._room(place) if self.words else lambda _: (0, None)
+        return found
+
+    def _room(self, place: tuple[str, int, int]) -> Room:
+        kind, where = place[0], ("cuda", self.device)
+        make = makers(kind, [((self.words,), f32)], where)
 
         def room(lasting: bool) -> tuple[int, Any]:
-            if not wanted:
-                return 0, None
             if not lasting:
                 (made,) = make()
                 return address(made), made
