@@ -136,7 +136,7 @@ def extra_bytes(call: Callable[[], Any]) -> int:
 class Reductions(CellScript[Cell]):
     """The script."""
 
-    file, listed, rounds, sample, graphs = "matmul-reduce.json", "rows", 11, 0.02, False
+    file, listed, rounds, sample = "matmul-reduce.json", "rows", 11, 0.02
     baselines = ("torch", "torch.compile")
 
     def cells(self) -> list[Cell]:
@@ -157,7 +157,7 @@ class Reductions(CellScript[Cell]):
             return error(found) if name in OURS else None
 
         kept = {name: run for name, run in calls.items() if name in (*OURS, *self.given.baselines)}
-        return Trial(kept, [None], checked, facts=facts)
+        return Trial(kept, [None], checked, graphs=False, facts=facts)
 
     def rates(self, cell: Cell, load: Load) -> Row:
         """Seconds, and how many times as fast as each baseline the call is."""

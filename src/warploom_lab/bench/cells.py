@@ -93,7 +93,8 @@ class Trial:
     most 1 where the result is right, and None where nobody checks it. ``flops`` are those of a call, or of each call.
     Ratios say how many times as fast as each other call ``ours`` is or, where there is ``over``, how many times as fast
     as that one each call is. The ``metered`` ones are run alone for their power; those in ``optional`` may fail, as
-    baselines may. A graph holds each set ``turns`` times. ``facts`` stand in the row.
+    baselines may. A graph holds each set ``turns`` times; calls that are no ``graphs`` are timed one by one on their
+    only set, with what they cost the host. ``facts`` stand in the row.
     """
 
     calls: Mapping[str, Run]
@@ -105,6 +106,7 @@ class Trial:
     metered: Collection[str] = ()
     optional: Collection[str] = ()
     turns: int = 1
+    graphs: bool = True
     facts: Row = field(default_factory=dict[str, Any])
 
     def sets_of(self, name: str) -> Sequence[Inputs]:
@@ -225,8 +227,6 @@ class CellScript(Generic[Cell]):
     baselines: Sequence[str] = ()
     """The kernels of others: one may fail, and ``--baselines`` chooses among them."""
     figures: Sequence[Figure] = ()
-    graphs: bool = True
-    """Whether calls are graphs; others are timed one by one on their only set, for calls that wait for the GPU."""
     loads: tuple[str, str] = ("company", "rested")
     """The load that stands in the row itself, where figures hold, and the row's key for the other one."""
 
@@ -316,10 +316,10 @@ class CellScript(Generic[Cell]):
             for x in sets:  # forward passes of baselines are no part of a graph
                 run(x)
             found = Candidate(name, call)
-            found = self.gpu.graphed(found, trial.count) if self.graphs else found
+            found = self.gpu.graphed(found, trial.count) if trial.graphs else found
             for _ in range(2):  # the second replay does not live on what the first one left behind
                 self.gpu.poison(last[0])
-                last[0] = last[0] if self.graphs else None  # a graph writes there again, a call to what was freed last
+                last[0] = last[0] if trial.graphs else None  # a graph writes there again, a call to what was freed last
                 found.run(0)
             self.gpu.synchronize()
             if (off := trial.error(name, last[0])) is not None:
