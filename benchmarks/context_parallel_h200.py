@@ -5,8 +5,9 @@
 Causal attention of 16 heads of 128, bf16, by ``scaled_dot_product_attention`` after ``warploom.torch.activate()``. One
 GPU computes the whole sequence; then all of them together, by ring ("alltoall") and by "allgather", each rank holding
 its part of the sequence. Checked first: one GPU against PyTorch's own FlashAttention, several against one, result and
-gradients, within a few roundings of bf16. Then times are medians of the slowest rank; efficiency is one GPU's time over
-that of n times n. PyTorch's own FlashAttention is timed in the same ways. Writes context-parallel.json to the folder
+gradients, within a few roundings of bf16. Then times are medians of the slowest rank, step after step and ``rested``,
+each after a pause; efficiency is one GPU's time over that of n times n. PyTorch's own FlashAttention is timed in the
+same ways. Writes context-parallel.json to the folder
 (by default ``$OUT``, else out), a minute on two H200. Exit code 1 if a result is wrong.
 """
 
@@ -16,6 +17,7 @@ import json
 import os
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +35,8 @@ HEADS, HEAD_DIM = 16, 128
 TOLERANCE = 2.0**-5
 """Of the largest element of a result: blocks are merged in 16 bits, gradients of blocks are added."""
 ROUNDS = 5
+PAUSE_SECONDS = 0.3
+"""Before a rested step: longer than the longest."""
 NAMES = ("out", "dq", "dk", "dv")
 Tensors = list[torch.Tensor]
 
@@ -51,11 +55,13 @@ def step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, by: torch.Tensor) ->
     return [out.detach(), *torch.autograd.grad(out, leaves, by)]
 
 
-def milliseconds(call: Callable[[], Any]) -> float:
-    """Median of some calls, of the slowest rank."""
+def milliseconds(call: Callable[[], Any], pause: float = 0.0) -> float:
+    """Median of some calls, of the slowest rank, each after a pause in seconds."""
     call()
     found: list[float] = []
     for _ in range(ROUNDS):
+        torch.cuda.synchronize()
+        time.sleep(pause)
         dist.barrier()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
@@ -88,7 +94,12 @@ def implementation(name: str) -> Any:
         warploom.torch.deactivate()
 
 
-def parallel(mesh: Any, method: str, tensors: Tensors) -> tuple[Tensors, float]:
+def both_loads(call: Callable[[], Any]) -> tuple[float, float]:
+    """Milliseconds of a call, one after another and rested."""
+    return milliseconds(call), milliseconds(call, PAUSE_SECONDS)
+
+
+def parallel(mesh: Any, method: str, tensors: Tensors) -> tuple[Tensors, tuple[float, float]]:
     """Result and gradients of the whole sequence, and the milliseconds of a step, by context parallelism."""
     from torch.distributed.tensor.experimental import context_parallel
     from torch.distributed.tensor.experimental._attention import context_parallel_unshard, set_rotate_method
@@ -97,9 +108,9 @@ def parallel(mesh: Any, method: str, tensors: Tensors) -> tuple[Tensors, float]:
     parts = [x.clone() for x in tensors]
     with context_parallel(mesh, buffers=parts, buffer_seq_dims=[2] * 4):
         found = step(*parts)
-        time = milliseconds(lambda: step(*parts))
+        times = both_loads(lambda: step(*parts))
         whole = context_parallel_unshard(mesh, found, [2] * 4)
-    return whole, time
+    return whole, times
 
 
 def measured(rank: int, gpus: int, tokens: int) -> list[dict[str, Any]]:
@@ -109,26 +120,26 @@ def measured(rank: int, gpus: int, tokens: int) -> list[dict[str, Any]]:
     mesh = init_device_mesh("cuda", (gpus,))
     tensors, rows, alone = inputs(tokens), list[dict[str, Any]](), dict[str, Tensors]()
     flops = 3.5 * 4 * HEADS * HEAD_DIM * tokens * (tokens + 1) / 2
+
+    def row(times: tuple[float, float], alone: tuple[float, float] | None = None) -> dict[str, Any]:
+        """Rates of a step, and its efficiency beside one GPU ``alone``."""
+        company, rested = (
+            {"ms": ms, "tflops": flops / ms / 1e9} | ({"efficiency": one / ms / gpus} if alone else {})
+            for ms, one in zip(times, alone or times, strict=True)
+        )
+        return company | {"rested": rested}
+
     for name in ("pytorch", "warploom"):
         with implementation(name):
             alone[name] = step(*tensors)
-            one = milliseconds(lambda: step(*tensors))
-            rows.append({"by": name, "way": "one GPU", "ms": one, "tflops": flops / one / 1e9})
+            one = both_loads(lambda: step(*tensors))
+            rows.append({"by": name, "way": "one GPU", **row(one)})
             if name == "warploom":
                 rows[-1]["error"] = errors(alone[name], alone["pytorch"])
             for method in ("alltoall", "allgather"):
-                whole, time = parallel(mesh, method, tensors)
-                rows.append(
-                    {
-                        "by": name,
-                        "way": method,
-                        "gpus": gpus,
-                        "ms": time,
-                        "tflops": flops / time / 1e9,
-                        "efficiency": one / time / gpus,
-                        "error": errors(whole, alone[name]),
-                    }
-                )
+                whole, times = parallel(mesh, method, tensors)
+                error = errors(whole, alone[name])
+                rows.append({"by": name, "way": method, "gpus": gpus, **row(times, one), "error": error})
         if rank == 0:
             print(*map(json.dumps, rows[-3:]), sep="\n", flush=True)
     return rows
