@@ -7,6 +7,7 @@ import linecache
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from warploom.core.errors import LayoutError, TraceError, VerifyError
@@ -287,4 +288,20 @@ def test_arrivals_of_copies_are_arrivals(arrives: bool) -> None:
         assert emulate(run.trace(), 1, []).findings == ()
         return
     with pytest.raises(VerifyError, match="at which nothing ever arrives"):
+        run.trace()
+
+
+@pytest.mark.parametrize("into", [True, False])
+def test_a_product_whose_result_nobody_uses_is_refused(into: bool) -> None:
+    @kernel(threads=32)
+    def run(k: Kernel, out: Global[f32]) -> None:
+        sums = k.registers(f32, 4, 0.0, "sums")
+        ones = [k.pack(1.0, 1.0, bf16)] * 6
+        k.mma(ones[:4], ones[4:], sums, into=sums if into else None)
+        out.store(sums[0].get(), k.lane)
+
+    if into:
+        assert emulate(run.trace(), 1, [np.zeros(32, np.float32)]).findings == ()
+        return
+    with pytest.raises(VerifyError, match="nothing uses the result of mma"):
         run.trace()

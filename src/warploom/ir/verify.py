@@ -103,6 +103,16 @@ def _in_place(program: Program, _: Target | None) -> Iterator[Violation]:
             yield op.where, f"{op.instruction.mnemonic} must overwrite its accumulator registers in place"
 
 
+def _used(program: Program, _: Target | None) -> Iterator[Violation]:
+    """A product costs too much to be made for nothing: whoever forgets its result has forgotten to add it up."""
+    used = {x for s in program.statements() for x in operands_of(s)}
+    for op in program.ops():
+        new = not any(isinstance(x, Register) for x in op.results)
+        if op.instruction.slots is not None and op.results and new and used.isdisjoint(op.results):
+            name = op.instruction.mnemonic
+            yield op.where, f"nothing uses the result of {name}: name what it goes to (into=), or leave it out"
+
+
 def _all_registers(op: Op) -> bool:
     return all(isinstance(r, Register) for r in op.results)
 
@@ -314,6 +324,7 @@ def _architecture(program: Program, target: Target | None) -> Iterator[Violation
 _RULES: tuple[Callable[[Program, Target | None], Iterator[Violation]], ...] = (
     _types,
     _in_place,
+    _used,
     _definitions,
     _flows,
     _launch,

@@ -76,6 +76,12 @@ class Registers(dict[Value, Array]):
         return found
 
 
+def read_by(op: Op, origin: Origin) -> Origin:
+    """Where poison comes from: of a register that was never written, the first instruction that reads it."""
+    line, text = origin
+    return (op.where, f"{text}, read by {op.instruction.mnemonic}") if line == NOWHERE else origin
+
+
 class Frame:
     """See the module's docstring. ``rows`` are the rising numbers of its warps within the batch, CTA-major.
 
@@ -143,6 +149,7 @@ class Frame:
 
     def write_all(
         self,
+        op: Op,
         results: Sequence[Value],
         arrays: Sequence[Array],
         keys: Sequence[Value],
@@ -152,7 +159,7 @@ class Frame:
         found = self.poison(keys)
         marks = [None] * len(arrays) if found is None else [m if m.any() else None for m in shadow(found[0])]
         for value, array, mark in zip(results, arrays, marks, strict=True):
-            self.write(value, array, mark, None if found is None else found[1])
+            self.write(value, array, mark, None if found is None else read_by(op, found[1]))
 
     # -- control flow --------------------------------------------------------------------------------------------
 

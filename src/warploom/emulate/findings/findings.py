@@ -103,38 +103,41 @@ class Findings:
     """Collects findings; those of one kind with the same lines are merged and counted."""
 
     def __init__(self, stop: bool = False, enabled: bool = True) -> None:
-        self._found: dict[tuple[str, SourceLine, SourceLine | None], tuple[float, Finding]] = {}  # with when it began
+        # With when each began, and the reach of what would mend it.
+        self._found: dict[tuple[str, SourceLine, SourceLine | None], tuple[float, Finding, int]] = {}
         self._stop = stop
         self.enabled = enabled
 
     def __len__(self) -> int:
         return len(self._found)
 
-    def add(self, finding: Finding, since: int | None = None) -> None:
+    def add(self, finding: Finding, since: int | None = None, reach: int = 0) -> None:
         """Record ``finding``; raises EmulationError at once if asked to stop at the first.
 
-        ``since``: how many there were when it began, if that is not now. It comes before their effects.
+        ``since``: how many there were when it began, if that is not now. It comes before their effects. ``reach``: of
+        those that are merged, the one that needs the strongest cure (between lanes 0, warps 1, CTAs 2, an atomic 3) is
+        told.
         """
         if not self.enabled:
             return
         key = (finding.kind, finding.where, finding.other)
-        began, earlier = self._found.get(key, (0.0, None))
+        began, earlier, most = self._found.get(key, (0.0, None, 0))
         if earlier is None:
             began = len(self._found) if since is None else self._before_effects(finding.kind, since)
         else:
-            finding = replace(earlier, count=earlier.count + finding.count)
-        self._found[key] = began, finding
+            finding = replace(finding if reach > most else earlier, count=earlier.count + finding.count)
+        self._found[key] = began, finding, max(reach, most)
         if self._stop and finding.grade == "error":
             raise EmulationError(str(finding), (finding,))
 
     def _before_effects(self, kind: Kind, since: int) -> float:
-        mistakes = (began for began, other in self._found.values() if other.kind not in {*_EFFECTS, kind})
+        mistakes = (began for began, other, _ in self._found.values() if other.kind not in {*_EFFECTS, kind})
         return max((since - 0.5, *mistakes))
 
     @property
     def all(self) -> tuple[Finding, ...]:
         """The merged findings, in the order in which they began."""
-        return tuple(finding for _, finding in sorted(self._found.values(), key=lambda found: found[0]))
+        return tuple(finding for _, finding, _ in sorted(self._found.values(), key=lambda found: found[0]))
 
 
 _LATE: frozenset[Kind] = frozenset({"uninitialised", "deadlock", "leak"})
@@ -145,6 +148,8 @@ _DATA: frozenset[Kind] = frozenset({"race", "in_flight", "proxy"})
 _ORDER: frozenset[Kind] = _MEETING | _LATE | _DATA
 _INDEX: frozenset[Kind] = frozenset({"bounds", "misaligned"})
 """What one index does wherever it is used."""
+_ABSENT: frozenset[Kind] = frozenset({"divergence", "member_mask"})
+"""Lanes that are not where they are needed: what of the data is not ordered after that is its consequence."""
 
 
 @dataclass
@@ -178,6 +183,9 @@ class _Cause:
         if self.first.kind == "uninitialised":
             read = self.first.other  # the line of the access that came too early
             findings.sort(key=lambda f: f.kind not in _DATA or read not in (f.where, f.other))
+        head = findings[0]
+        if head.kind in _DATA:  # a wrong index explains what it meets
+            findings.sort(key=lambda f: f.kind not in _ABSENT and not (f.kind in _INDEX and f.where == head.where))
         return replace(findings[0], follows=tuple(findings[1:]))
 
     def take(self, findings: Sequence[Finding]) -> None:

@@ -40,13 +40,13 @@ def _how_to_wait(mine: MemoryAccess, started: Op | None) -> str:
 def _byte(mine: MemoryAccess, byte: int, *others: Op | None) -> str:
     """A byte that an access reaches, as messages name it."""
     if (buffer := mine.buffer()) is not None:
-        return f"byte {byte} of {buffer.name}"
+        return f"byte {byte} of {buffer.element(byte)}"
     return f"byte {byte}{tile_at(byte, mine.op, *others) or ' of shared memory'}"
 
 
 _SEVERAL = (
-    "several threads write {at} in one execution of {name}, and nothing says whose value stays: give each thread its "
-    "own address"
+    "several threads write {at} in one execution of {name}, this one and {whom}, and nothing says whose value stays: "
+    "give each thread its own address"
 )
 _VERBS = {"read": "reads", "write": "writes", "atomic": "updates"}
 _TEXTS: dict[str, tuple[Kind, str]] = {
@@ -121,6 +121,9 @@ class Reporter:
         self.recorder = recorder
         self.findings, self.clocks, self.loops, self.compiled = findings, clocks, loops, compiled
         self.places, self.first, self.warps_per_cta = clocks.places, clocks.first, clocks.warps_per_cta
+        # The fence that has published what an agent did at a stamp, and the way to wait for a warp's copy of a stamp.
+        self.published: Callable[[int, int], Op | None] = lambda agent, stamp: None
+        self.waits: Callable[[int, int], str] = lambda row, begun: ""
 
     def add(
         self,
@@ -136,6 +139,7 @@ class Reporter:
         since: int | None = None,
         between: tuple[int, int] | None = None,
         relies_on: str = "",
+        reach: int = 0,
     ) -> None:
         """Record a finding in warp ``row`` of the batch; ``since`` as :meth:`Findings.add` takes it.
 
@@ -147,7 +151,7 @@ class Reporter:
         relies_on = relies_on if self.compiled or relies_on == READ else ""
         found = Finding(kind, message, where, other, count, cta, local, lane, address, rank, loops, between, relies_on)
         self.recorder.finds(found, row)
-        self.findings.add(found, since)
+        self.findings.add(found, since, reach)
 
     def by(
         self,
@@ -223,7 +227,14 @@ class Reporter:
             row, agent, byte = int(rows[i]), int(agents[i]), int(addresses[i])
             earlier, other = self.clocks.history[stamp], self.line_of(stamp)
             near, whom, cure = self._whom(self.first + row, agent)
+            if not near and agent >= 0 and mine.buffers is not None and past.startswith("wrote"):
+                cure = self._fences(self.first + row, agent, stamp) or cure
+            if mine.proxy and near and mine.what == "write":
+                cure = "all that have read it arrive at the mbarrier that is waited for before this copy, or meet "
+                cure += "(__syncwarp, __syncthreads) before one of them arrives for all"
+            reach = int(agent != self.first + row) + (not near)
             if mine.what == "write" and other == op.where and _only_loads(earlier):
+                reach = 3
                 word = "k.atomic, atomicAdd" if op.tile(0) is None else "tile.atomic"
                 cure = f"update it in one step, by an atomic ({word}), or {cure}"
             buffer = mine.buffer(i)
@@ -236,7 +247,22 @@ class Reporter:
             who, count = (row, int(mine.lane_of_each[i, 0])), int(these.sum())
             relies = IN_STEP if buffer is None and agent == self.first + row else ""
             where = {"other": other, "count": count, "address": byte, "between": between, "relies_on": relies}
-            self.add("race", op.where, message, *who, **where)
+            self.add("race", op.where, message, *who, **where, reach=reach)
+
+    def _fences(self, mine: int, agent: int, stamp: int) -> str:
+        """What fence is missing between CTAs, where one of the two sides alone has fenced; else empty."""
+        fence, own = self.published(agent, stamp), self.published(mine, 0)
+        if fence is not None and own in (None, fence):
+            return (
+                f"the fence at {fence.where} publishes it, and the other side acquires nothing: fence "
+                "(__threadfence()) there too, after what tells that it is done and before this access"
+            )
+        if fence is None and own is not None:
+            return (
+                f"the fence at {own.where} acquires, and nothing is published: fence (__threadfence()) after the "
+                "write, and before what tells that it is done"
+            )
+        return ""
 
     def _whom(self, mine: int, agent: int) -> tuple[bool, str, str]:
         """Whether an agent is a warp of the same CTA; how a message calls it, and what orders an access after its."""
@@ -269,8 +295,10 @@ class Reporter:
             these = begun == stamp
             self.tell("in flight", mine[these], addresses[these], stamp)
 
-    def tell(self, what: str, mine: MemoryAccess, addresses: Array, stamp: int | None = None) -> None:
-        """A finding of :data:`_TEXTS`, of an access to bytes, and of the earlier operation of a stamp."""
+    def tell(
+        self, what: str, mine: MemoryAccess, addresses: Array, stamp: int | None = None, agent: int | None = None
+    ) -> None:
+        """A finding of :data:`_TEXTS`, of an access to bytes, the earlier operation of a stamp, and another agent."""
         byte, (kind, text) = int(addresses[0]), _TEXTS[what]
         earlier, other = (None, None) if stamp is None else (self.clocks.history[stamp], self.line_of(stamp))
         if what == "read, not fenced" and earlier is not None and earlier.relies_on:
@@ -281,7 +309,8 @@ class Reporter:
             at=_byte(mine, byte, earlier),
             earlier="" if earlier is None else earlier.instruction.mnemonic,
             fence="fence.proxy.async" if mine.buffers is None else "k.fence_async('global')",
-            wait=_how_to_wait(mine, earlier),
+            wait=(stamp is not None and self.waits(mine.first[0], stamp)) or _how_to_wait(mine, earlier),
+            whom="" if agent is None else self._whom(self.first + mine.first[0], agent)[1],
         )
         relies, size = "" if what == "an mbarrier" and not mine.proxy else _RELIES.get(what, ""), mine.cells.size
         self.add(kind, mine.op.where, message, *mine.first, other=other, count=size, address=byte, relies_on=relies)

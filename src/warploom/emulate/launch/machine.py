@@ -286,6 +286,7 @@ class _Launch:
         run.clusters = ClusterBarriers(rows, clocks, report)
         run.mbarriers = Mbarriers(clocks, report, program, shared, run.ordering)
         run.copies = CopyQueue(rows, shared, memory, report)
+        report.published, report.waits = run.ordering.published_by, run.copies.how_to_wait
         run.bulk = BulkCopies(shared, memory, run.mbarriers, report, run.counter, self.maps, run.copies)
         run.warpgroups = Warpgroups(shared, report, run.counter, run.watched)
         run.registers = RegisterPools(program, rows, report)

@@ -138,7 +138,7 @@ class GlobalHistory(History):
     def _columns(self, writers: Array, rows: Array) -> Array:
         return self.clocks.column_of(writers, rows)
 
-    def _agents(self, writers: Array, rows: Array) -> Array:
+    def agents(self, writers: Array, rows: Array) -> Array:
         return writers
 
     def _ordinary(self, mine: MemoryAccess, past: str, writers: Array) -> Array:

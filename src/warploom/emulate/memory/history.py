@@ -121,7 +121,7 @@ class History:
         """The columns of agents as they are written down, to these rows."""
         raise NotImplementedError
 
-    def _agents(self, writers: Array, rows: Array) -> Array:
+    def agents(self, writers: Array, rows: Array) -> Array:
         """The agents, as findings name them."""
         raise NotImplementedError
 
@@ -195,7 +195,7 @@ class History:
             found &= harmless()
             fine |= found[~unknown]
         if not fine.all():
-            bad, agents = mine[~fine], self._agents(writers[~fine], mine.rows[0][~fine])
+            bad, agents = mine[~fine], self.agents(writers[~fine], mine.rows[0][~fine])
             self.report.races(bad, agents, stamps[~fine], self.bytes(bad), past + self._whose(bad))
         if mine.proxy:
             ordinary, what = self._ordinary(mine, past, writers), "not fenced"
@@ -321,7 +321,7 @@ class SharedHistory(History):
     def _columns(self, writers: Array, rows: Array) -> Array:
         return writers
 
-    def _agents(self, writers: Array, rows: Array) -> Array:
+    def agents(self, writers: Array, rows: Array) -> Array:
         return self.clocks.agents(writers, rows)
 
     def _ordinary(self, mine: MemoryAccess, past: str, writers: Array) -> Array:

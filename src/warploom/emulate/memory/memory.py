@@ -107,9 +107,8 @@ class Memory:
         if several is not None:
             alike[... if at.active is None else at.active] |= np.isin(at.units, at.units[several[0]])
             bad = several[0] & self.differs(at, place, data)
-            self.check_clash(
-                at, bad, "several" if (bad & ~self._rounded(at, place, data)).any() else "several, rounded"
-            )
+            rounded = bad.any() and not (bad & ~self._rounded(at, place, data)).any()
+            self.check_clash(at, bad, "several, rounded" if rounded else "several")
         if alike.any():
             history.table(ALIKE).note(replace(at, active=alike))
 
@@ -121,10 +120,10 @@ class Memory:
     def _rounded(self, at: MemoryAccess, place: MemoryAccess, data: Array) -> Array:
         """Which of the units of ``at`` have, as f32, what is stored but for rounding."""
         if data.itemsize != 4:
-            return np.zeros(at.index.shape, np.bool_)
+            return np.zeros(at.units.shape, np.bool_)
         words = self.data.view(data.dtype).reshape(-1, data.shape[-1])[place.index]
         now, stored = (np.ascontiguousarray(x).view(np.float32) for x in (words, data))
-        found = (np.abs(now - stored) <= _ROUNDING * np.maximum(np.abs(now), np.abs(stored))).all(axis=-1)
+        found: Array = np.all(np.abs(now - stored) <= _ROUNDING * np.maximum(np.abs(now), np.abs(stored)), axis=-1)
         return found if at.active is None else found[at.active]
 
     def check_clash(self, at: MemoryAccess, bad: Array, what: str = "several") -> None:
@@ -133,7 +132,9 @@ class Memory:
             wide = np.zeros(at.index.shape, np.bool_)
             wide[... if at.active is None else at.active] = bad
             mine = at.among(wide[..., None] & (np.arange(at.parts) == 0))
-            self.report.tell(what, mine, self.history.bytes(mine), self.clocks.now)
+            first = mine.cells[:1]
+            (agent,) = self.history.agents(self.history.writer[first], mine.rows[0][:1]).tolist()
+            self.report.tell(what, mine, self.history.bytes(mine), self.clocks.now, agent)
 
     def begin_update(self, place: Any) -> None:
         """Check and record a strong write, such as an atomic update."""

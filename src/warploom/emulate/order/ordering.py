@@ -155,6 +155,25 @@ class Ordering:
             if fence.sc:
                 self.sc_fences.note(row, ScFence(snapshot, lanes, within))
 
+    def published_by(self, agent: int, stamp: int) -> Op | None:
+        """The last ``fence.sc`` of a thread of its CTA that has made known what a warp did at a stamp; None: none."""
+        clocks, row = self.clocks, agent - self.clocks.first
+        if not 0 <= row < len(clocks.columns):
+            return None
+        first, column = row // clocks.warps_per_cta * clocks.warps_per_cta, clocks.columns[row]
+        for other in range(first, first + clocks.warps_per_cta):
+            for made in self._fenced.get(other, {}).values():
+                for snapshot, _ in made:
+                    knows = snapshot.now if other == row else snapshot.known[ORDER, column]
+                    op = clocks.history[snapshot.now]
+                    if (
+                        knows >= stamp
+                        and op is not None
+                        and any(isinstance(e, Fence) for e in op.instruction.effects())
+                    ):
+                        return op
+        return None
+
     def fenced(self, row: int, lanes: Lanes, cta: int) -> list[Array]:
         """Return the clocks that relaxed writes by some lanes of a warp release to a CTA, by each lane's fences."""
         made = self._fenced.get(row, {})

@@ -119,6 +119,7 @@ class CopyQueue(Groups[Copies]):
         super().__init__(rows, reporter)
         self.shared = shared
         self.memory = memory
+        self.waited: dict[int, Op] = {}  # row → its last wait for groups
 
     def start(self, place: SharedAccess, data: Array, source: GlobalAccess) -> None:
         """The threads issue copies whose bytes are ``data`` (warps, lanes, words)."""
@@ -130,6 +131,7 @@ class CopyQueue(Groups[Copies]):
 
     def wait(self, call: Execution[WaitGroup]) -> None:
         """Copies of all but the newest committed groups of each active thread land."""
+        self.waited.update(dict.fromkeys(call.frame.rows.tolist(), call.op))
         over = self.over(call.frame, call.effect.pending)
         for copies, done in over:
             self._read_again(copies, done)
@@ -137,6 +139,21 @@ class CopyQueue(Groups[Copies]):
             data = copies.data[done]
             self.shared.land(copies.rows[row], lane, copies.index[done], data, copies.op)
         self.close(over, call.op)
+
+    def how_to_wait(self, row: int, begun: int) -> str:
+        """How a warp, or whoever has started it, waits for a copy under way since a stamp; empty if there is none."""
+        for copies in self.open:
+            if copies.number != begun:
+                continue
+            mine = copies.under_way & (copies.rows == row)[:, None]
+            mine = mine if mine.any() else copies.under_way
+            newer = int((self.committed[copies.rows] - copies.group)[mine].min()) - 1
+            if newer < 0:
+                return "commit its group (k.commit_group) and wait for it first"
+            last, n = self.waited.get(row), "group is" if newer == 1 else "groups are"
+            told = "" if last is None else f"; the last wait, at {last.where}, leaves more of them under way"
+            return f"wait for its group first: {newer} newer {n} committed, so wait_group({newer}) or less{told}"
+        return ""
 
     def of_lanes(self, row: int, lanes: Lanes) -> list[tuple[Copies, Array]]:
         """The copies that lanes of a warp have under way: from now on they are in no group."""

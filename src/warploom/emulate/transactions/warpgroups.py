@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from warploom.core.dtypes import DType
 from warploom.emulate.barriers.barriers import Wait
-from warploom.emulate.control.frames import Execution, Frame, Origin
+from warploom.emulate.control.frames import Execution, Frame, Origin, read_by
 from warploom.emulate.findings.findings import Kind
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.findings.traffic import TrafficCounter
@@ -48,8 +48,9 @@ WARPS = 4
 class Accumulator:
     """D of all warps of a frame as matrices (warps, 16, n), from registers and back."""
 
-    def __init__(self, frame: Frame, registers: tuple[Value, ...], instruction: WarpgroupProduct) -> None:
-        self.frame, self.registers, self.slot = frame, registers, instruction.accumulator_slot
+    def __init__(self, frame: Frame, op: Op, instruction: WarpgroupProduct) -> None:
+        self.frame, self.first, self.registers, self.slot = frame, op, op.results, instruction.accumulator_slot
+        registers = self.registers
         self.matrix, found = self.slot.matrix([frame.full(frame.env[r]) for r in registers]), frame.poison(registers)
         self.poison = None if found is None else shadows.elements(self.slot, [frame.full(x) for x in found[0]])
 
@@ -78,9 +79,8 @@ class Accumulator:
         origin: Origin = (op.where, "an accumulator whose operands were poison")
         for i, (register, array) in enumerate(zip(self.registers, arrays, strict=True)):
             shadow = None if marks is None or not marks[i].any() else marks[i]
-            self.frame.write(
-                register, array.view(register.dtype.numpy), shadow, self.frame.origins.get(register, origin)
-            )
+            mine = read_by(self.first, self.frame.origins.get(register, origin))
+            self.frame.write(register, array.view(register.dtype.numpy), shadow, mine)
 
 
 @dataclass(frozen=True, eq=False)
@@ -465,7 +465,7 @@ class Warpgroups(Groups[ProductInFlight]):
                 product.read.end(int(rows[0]), 0)
             if not product.operands.outside:
                 if results not in sums:
-                    sums[results] = Accumulator(frame, results, instruction)
+                    sums[results] = Accumulator(frame, product.op, instruction)
                 a, b = product.a(self.shared, warps), product.b(self.shared)
                 sums[results].add(np.searchsorted(frame.rows, rows), product.added[warps], instruction, a, b)
             self.completed[rows] = product.number
