@@ -209,7 +209,8 @@ def test_register_counts_are_checked():
     def wrong(k: Kernel, out: Global[f32], *, count: int, operands: int) -> None:
         if count:
             k.fragment(C, f32, [k.value(0.0, f32)] * count)
-        k.mma([k.value(0, u32)] * operands, [k.value(0, u32)] * 2, [0.0] * 4)
+        sums = k.mma([k.value(0, u32)] * operands, [k.value(0, u32)] * 2, [0.0] * 4)
+        out.store(sums[0], k.lane)
 
     with pytest.raises(TraceError, match="4 registers a thread, got 3"):
         wrong.trace(count=3, operands=4)
