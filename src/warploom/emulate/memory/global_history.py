@@ -139,6 +139,7 @@ class GlobalHistory(History):
         return self.clocks.column_of(writers, rows)
 
     def agents(self, writers: Array, rows: Array) -> Array:
+        """The numbers in the grid of writers, to these rows."""
         return writers
 
     def _ordinary(self, mine: MemoryAccess, past: str, writers: Array) -> Array:

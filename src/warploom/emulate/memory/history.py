@@ -322,6 +322,7 @@ class SharedHistory(History):
         return writers
 
     def agents(self, writers: Array, rows: Array) -> Array:
+        """The numbers in the grid of writers, to these rows."""
         return self.clocks.agents(writers, rows)
 
     def _ordinary(self, mine: MemoryAccess, past: str, writers: Array) -> Array:
