@@ -220,7 +220,7 @@ class Executor(Context):
                 values = [env[k] for k in keys]
                 arrays = meaning(*values)
                 if shadows and not (shadows.keys().isdisjoint(keys) and shadows.keys().isdisjoint(results)):
-                    frame.write_all(op, results, arrays, keys, partial(op.instruction.shadow, values, results=arrays))
+                    frame.write_all(results, arrays, keys, partial(op.instruction.shadow, values, results=arrays))
                 elif len(results) == 1:
                     env[first] = arrays[0]
                 else:
@@ -255,7 +255,7 @@ class Executor(Context):
                 results = tuple(p + env[k] for p, k in zip(parts, c_keys, strict=True))
             else:
                 results = meaning(*[frame.full(env[k]) for k in keys])
-            frame.write_all(op, op.results, results, keys, partial(spoiled, frame))
+            frame.write_all(op.results, results, keys, partial(spoiled, frame), op)
 
         def spoiled(frame: Frame, given: list[Array]) -> tuple[Array, ...]:
             return poison.mma(slots, [frame.full(x) for x in given])

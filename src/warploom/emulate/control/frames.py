@@ -149,17 +149,21 @@ class Frame:
 
     def write_all(
         self,
-        op: Op,
         results: Sequence[Value],
         arrays: Sequence[Array],
         keys: Sequence[Value],
         shadow: Callable[[list[Array]], Sequence[Array]],
+        product: Op | None = None,
     ) -> None:
-        """Set the results of an instruction; ``shadow`` works out their poison from that of its operands."""
+        """Set the results of an instruction; ``shadow`` works out their poison from that of its operands.
+
+        A ``product`` is where poison comes from, if nobody has written its sums.
+        """
         found = self.poison(keys)
         marks = [None] * len(arrays) if found is None else [m if m.any() else None for m in shadow(found[0])]
         for value, array, mark in zip(results, arrays, marks, strict=True):
-            self.write(value, array, mark, None if found is None else read_by(op, found[1]))
+            origin = None if found is None else found[1]
+            self.write(value, array, mark, origin if origin is None or product is None else read_by(product, origin))
 
     # -- control flow --------------------------------------------------------------------------------------------
 
