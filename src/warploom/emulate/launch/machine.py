@@ -7,6 +7,7 @@ steps takes as long as a small grid takes to run, and the same kernel may run in
 from __future__ import annotations
 
 import random
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -286,7 +287,9 @@ class _Launch:
         run.clusters = ClusterBarriers(rows, clocks, report)
         run.mbarriers = Mbarriers(clocks, report, program, shared, run.ordering)
         run.copies = CopyQueue(rows, shared, memory, report)
-        report.published, report.waits = run.ordering.published_by, run.copies.how_to_wait
+        ordering, copies = weakref.proxy(run.ordering), weakref.proxy(run.copies)  # they know the reporter
+        report.published = lambda agent, stamp: ordering.published_by(agent, stamp)
+        report.waits = lambda row, begun: copies.how_to_wait(row, begun)
         run.bulk = BulkCopies(shared, memory, run.mbarriers, report, run.counter, self.maps, run.copies)
         run.warpgroups = Warpgroups(shared, report, run.counter, run.watched)
         run.registers = RegisterPools(program, rows, report)
