@@ -1,6 +1,6 @@
 """Serve many requests of uneven length with one paged cache: a small loop of continuous batching.
 
-    python examples/serve.py [--requests 64] [--seed 0]
+    python examples/serve.py [--requests 64] [--seed 0] [--picture requests.svg]
 
 The model is a transformer with random weights, so what it says means nothing; the loop is the point. Each step takes
 the next chunk of every prompt that is being read and the newest token of every request that is being answered, writes
@@ -18,6 +18,7 @@ import time
 import warnings
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -27,6 +28,7 @@ from torch.nn import functional
 
 import warploom
 from warploom.core.errors import EmulationWarning
+from warploom.layout.draw import Drawing, Label, Rectangle, tone
 
 CHUNK = 16
 """Tokens of a prompt that one step reads."""
@@ -61,6 +63,8 @@ class Request:
     pages: list[int] = field(default_factory=list[int])
     read: int = 0
     """Tokens whose keys and values are in the cache."""
+    steps: list[int] = field(default_factory=list[int])
+    """The steps before which it joined, after which its prompt was read, and in which it left."""
 
     def next_tokens(self) -> list[int]:
         """What the next step reads: a chunk of the prompt, or the newest token."""
@@ -130,6 +134,7 @@ class Server:
         self.free = list(range(size.pages))
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        self.steps = 0
 
     def admit(self) -> None:
         """Let requests join, in order, while there are pages for all that they will need."""
@@ -138,6 +143,7 @@ class Server:
             needed = -(-(len(first.prompt) + first.wanted) // self.size.page_size)
             if needed > len(self.free):
                 return
+            first.steps.append(self.steps)
             first.pages = [self.free.pop() for _ in range(needed)]
             self.running.append(self.waiting.popleft())
 
@@ -175,11 +181,13 @@ class Server:
             x = layer(x, batch)
         logits = functional.linear(x[batch.starts[1:].long() - 1], self.words.weight)
         best: list[int] = logits.argmax(-1).tolist()
+        self.steps += 1
         added: list[tuple[Request, int]] = []
         for request, token, end in zip(self.running, best, batch.kv_lens.tolist(), strict=True):
             request.read = end
             if request.read == len(request.prompt) + len(request.answer):
                 request.answer.append(token)
+                request.steps += [self.steps] * (len(request.answer) in (1, request.wanted))
                 added.append((request, token))
         for request in [r for r in self.running if len(r.answer) == r.wanted]:
             self.running.remove(request)
@@ -216,6 +224,21 @@ def serve(server: Server, given: list[Request]) -> float:
     return count / (time.perf_counter() - start)
 
 
+def picture(given: list[Request]) -> Drawing:
+    """Each request from the step in which it joins to that in which it leaves: its prompt, then its answer."""
+    scale, row = 800 / max(request.steps[-1] for request in given), 18
+    boxes: list[Rectangle] = []
+    labels = [Label(18, 20, f"{len(given)} requests by step: prompt, then answer", 15, anchor="start", bold=True)]
+    for number, request in enumerate(given):
+        joined, answered, y = request.steps[0], request.steps[1], 40 + row * number
+        for begin, end, fill in ((joined, answered, tone(5, 2)), (answered, request.steps[-1], tone(3, 2))):
+            if end > begin:
+                what = f"request {request.number}: steps {begin} to {end}"
+                boxes.append(Rectangle(60 + begin * scale, y, (end - begin) * scale, row - 4, fill, what))
+        labels.append(Label(52, y + 7, str(request.number), 10.5, anchor="end"))
+    return Drawing(878, 48 + row * len(given), tuple(boxes), tuple(labels), "requests by step")
+
+
 def main() -> None:
     """Serve random requests."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -225,6 +248,7 @@ def main() -> None:
     parser.add_argument(
         "--tiny", action="store_true", help="a model of one layer and a few tokens, as always on the CPU"
     )
+    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw when each request was answered")
     options = parser.parse_args()
     tiny = options.tiny or options.device == "cpu"
     if options.device == "cpu":
@@ -235,6 +259,8 @@ def main() -> None:
     given = requests(size, options.requests or (8 if tiny else 64), options.seed)
     rate = serve(Server(size, options.device), given)
     answered = sum(len(request.answer) for request in given)
+    if options.picture is not None:
+        options.picture.write_text(picture(given).svg(), encoding="utf-8")
     print(f"{len(given)} requests, {answered} tokens, {rate:.0f} tokens/s")
 
 

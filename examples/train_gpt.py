@@ -1,6 +1,6 @@
 """Train a small GPT on the text of this repository's documentation, with this package's kernels or PyTorch's.
 
-    python examples/train_gpt.py --attention warploom --loss warploom --seed 0 --out run.json
+    python examples/train_gpt.py --attention warploom --loss warploom --seed 0 --out run.json --picture loss.svg
 
 About 100 million parameters, bfloat16 with float32 master weights, ``torch.compile``, bytes as tokens on a vocabulary
 of 50304 words. Prints the loss as it falls; writes each step's, tokens per second and the peak of memory as JSON.
@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from torch.nn import functional
 
 import warploom
 from warploom.core.errors import EmulationWarning
+from warploom.layout.draw import Drawing, Label, Stroke
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 WARM_UP = 10
@@ -148,6 +150,19 @@ class Training:
         return part[:, :-1], part[:, 1:]
 
 
+def picture(losses: list[float]) -> Drawing:
+    """The loss of each step."""
+    low, high, wide, tall = min(losses), max(losses), 640, 240
+    at = [
+        (60 + wide * i / max(1, len(losses) - 1), 40 + tall * (high - x) / max(high - low, 1e-9))
+        for i, x in enumerate(losses)
+    ]
+    strokes = tuple(Stroke(*a, *b) for a, b in pairwise(at))
+    labels = [Label(60, 20, f"loss of {len(losses)} steps", 15, anchor="start", bold=True)]
+    labels += [Label(52, y, f"{x:.2f}", 10.5, anchor="end") for x, y in ((high, 40), (low, 40 + tall))]
+    return Drawing(wide + 80, tall + 60, (), tuple(labels), "loss by step", strokes)
+
+
 def main() -> None:
     """Train once and write what was seen."""
     parser = argparse.ArgumentParser(description="Train a small GPT.")
@@ -158,6 +173,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--tiny", action="store_true", help="a model of one layer, as always on the CPU")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the loss of each step")
     given = parser.parse_args()
     tiny = given.tiny or given.device == "cpu"
     if given.device == "cpu":
@@ -167,6 +183,8 @@ def main() -> None:
     found = training.run(given.seed, given.steps or (8 if tiny else 300), partial(print, flush=True))
     if given.out is not None:
         given.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    if given.picture is not None:
+        given.picture.write_text(picture(found["losses"]).svg(), encoding="utf-8")
     ends = found["losses"][0], found["losses"][-1]
     print(
         f"{found['parameters'] / 1e6:.1f}M parameters, loss {ends[0]:.3f} → {ends[1]:.3f}, "

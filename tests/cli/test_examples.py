@@ -208,16 +208,22 @@ def test_requests_served_together_are_answered_as_if_they_were_alone():
         assert (best.max(1).values - chosen).max() <= 0.02 * best.abs().max()  # ties of bfloat16 apart
 
 
-def test_examples_of_models_end_soon_without_a_gpu_and_show_how_far_they_are(monkeypatch, capsys):
+def test_examples_of_models_end_soon_without_a_gpu_and_show_how_far_they_are(monkeypatch, capsys, tmp_path):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    run("train_gpt.py", monkeypatch, "--steps", "3")
+    pictures = tmp_path / "loss.svg", tmp_path / "requests.svg"
+    run("train_gpt.py", monkeypatch, "--steps", "3", "--picture", str(pictures[0]), "--out", str(tmp_path / "run.json"))
     text = capsys.readouterr().out
     losses = [float(line.split()[-1]) for line in text.splitlines() if line.startswith("step ")]
     assert len(losses) == 3
     assert all(4 < loss < 6 for loss in losses)  # of 256 words at random 5.5; each step sees other text
-    run("serve.py", monkeypatch, "--requests", "2")
+    run("serve.py", monkeypatch, "--requests", "2", "--picture", str(pictures[1]))
     assert "2 requests" in capsys.readouterr().out
+    drawn = [picture.read_text(encoding="utf-8") for picture in pictures]
+    assert drawn[0].count("<path") == 2  # from each loss to the next
+    highest = max(json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))["losses"])
+    assert f">{highest:.2f}<" in drawn[0]
+    assert all(f"request {number}: steps" in drawn[1] for number in (0, 1))
 
 
 def test_the_first_kernel_says_what_it_computes(monkeypatch, capsys):
