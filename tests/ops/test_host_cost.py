@@ -117,8 +117,8 @@ def test_launches_are_one_for_the_driver_unless_the_first_begins_early_and_works
         q, lengths = torch.empty(batch, 1, 8, 128, dtype=torch.bfloat16), torch.zeros(batch, dtype=torch.int32)
         table = torch.zeros(batch, length // 64, dtype=torch.int32)
         steps = warploom.plan_attention_paged(q, pages, pages, lengths, block_table=table).steps
-        assert len(steps.steps) == 2
-        names = [x for step in steps.steps for x in step.call.arrays if x not in steps.workspace]
+        assert len(steps.calls) == 2
+        names = [x for call in steps.calls for x in call.arrays if x not in steps.workspace]
         return steps.prepare(names, 0).joined
 
     assert [joined(2, 256), joined(16, 4096)] == [True, False]

@@ -424,6 +424,6 @@ def test_batches_that_are_rows_are_one_launch_with_those_that_are_not():
     a, b = random(2, 3, 8, 16), random(2, 1, 16, 24, seed=1)
     extra = random(2, 3, 8, 24, seed=2).astype(np.float32)
     plan = warploom.plan_matmul(a, b, epilogue=lambda x, y: x + y, extras=(extra,))
-    assert (plan.problem.m, plan.problem.batch, len(plan.steps.steps)) == (24, 2, 1)
+    assert (plan.problem.m, plan.problem.batch, len(plan.steps.calls)) == (24, 2, 1)
     found = warploom.matmul(a, b, out_dtype="f32", epilogue=lambda x, y: x + y, extras=(extra,))
     assert np.allclose(found, a.astype(np.float32) @ b.astype(np.float32) + extra, atol=1e-5)

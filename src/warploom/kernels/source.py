@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
@@ -92,7 +92,8 @@ class KernelCall:
     parameter is given, by the operation's names, where there are several kernels or memory of their own.
     ``workspace``: memory between the kernels that this one is the first to use, in 32-bit words by its names;
     ``zeroed``, one of those, holds zeros at the start. ``overlaps``: it may begin before the launch before it ends, for
-    which it waits itself. ``at_once``: its CTAs wait for each other, so all of them run at one time.
+    which it waits itself. ``at_once``: its CTAs wait for each other, so all of them run at one time. ``offsets``: bytes
+    from an array's first element to where this launch finds its first. ``flops``: its work, about.
     """
 
     source: KernelSource
@@ -104,3 +105,19 @@ class KernelCall:
     zeroed: str = ""
     overlaps: bool = False
     at_once: bool = False
+    offsets: Mapping[str, int] = field(default_factory=dict[str, int])
+    flops: int = 0
+
+    @property
+    def kernel(self) -> Hashable:
+        """The launch but for the arrays that it is given: equal ones are one kernel on a GPU."""
+        return self.source, self.grid, tuple(self.scalars.items()), self.maps, self.overlaps, self.at_once
+
+
+def workspace_of(calls: Iterable[KernelCall]) -> dict[str, int]:
+    """Words of the memory between kernels, by name; launches that follow each other use it in turn."""
+    found: dict[str, int] = {}
+    for call in calls:
+        for name, words in call.workspace.items():
+            found[name] = max(words, found.get(name, 0))
+    return found

@@ -24,6 +24,7 @@ from warploom.kernels.attention.decode import SPLIT
 from warploom.kernels.attention.problem import MOST_HEAD_DIM, MOST_POSITIONS, ArrayStrides, AttentionProblem, Cached
 from warploom.kernels.attention.scores import Window
 from warploom.kernels.settings import read, refuse
+from warploom.kernels.source import KernelCall
 from warploom.ops.arrays import (
     CACHE,
     FP8,
@@ -51,7 +52,7 @@ from warploom.ops.attention import (
 from warploom.ops.backends import Processor
 from warploom.ops.calls import Caller, Computation
 from warploom.ops.declare import Arguments, Views
-from warploom.ops.steps import Launches, Step, Steps, StridedPlan
+from warploom.ops.steps import Launches, StridedPlan
 
 PAGE_KEYS = 16
 _CACHE = "pages page_size kv_heads head_dim if block_table | batch capacity kv_heads head_dim"
@@ -379,9 +380,9 @@ class AppendPlan(Launches):
     strides: ArrayStrides
 
     @cached_property
-    def steps(self) -> Steps:
+    def calls(self) -> tuple[KernelCall, ...]:
         """The launch."""
-        return Steps((Step(self.problem.call(self.strides), 0),))
+        return (self.problem.call(self.strides),)
 
 
 def _append(given: Arguments, _: Any) -> Computation:

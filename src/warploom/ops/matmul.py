@@ -9,7 +9,7 @@ import inspect
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
 from types import BuiltinFunctionType
@@ -28,6 +28,7 @@ from warploom.kernels.matmul.choice import KINDS, choose
 from warploom.kernels.matmul.features import MOST_EXTRAS, Epilogue, EpilogueFunction, Extra
 from warploom.kernels.matmul.problem import MOST_GRID_ROWS, MatmulConfig, MatmulProblem, Matrix
 from warploom.kernels.settings import read, refuse
+from warploom.kernels.source import KernelCall
 from warploom.ops.arrays import FEW, MATRIX, RESULT, ArrayArgument, ResultArray
 from warploom.ops.backends import Processor
 from warploom.ops.calls import Caller, Computation
@@ -39,7 +40,7 @@ from warploom.ops.declare import (
     Views,
     extra_matrices,
 )
-from warploom.ops.steps import Plan, Step, Steps
+from warploom.ops.steps import Plan, Steps
 from warploom.ops.tuned import tuned
 
 if TYPE_CHECKING:
@@ -344,10 +345,10 @@ class MatmulPlan(Plan):
     @cached_property
     def steps(self) -> Steps:
         """The launches, for each group of batches."""
-        found: list[Step] = []
+        found: list[KernelCall] = []
         for of_a, of_b, of_out, of_extra in self.offsets:
             offsets = {"a": of_a, "b": of_b, "out": of_out, "extra0": of_extra, "extra1": of_extra}
-            found += [Step(call, self.problem.flops if "a" in call.arrays else 0, offsets) for call in self.calls]
+            found += [replace(x, flops=self.problem.flops * ("a" in x.arrays), offsets=offsets) for x in self.calls]
         return Steps(tuple(found))
 
 

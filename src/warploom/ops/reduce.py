@@ -26,7 +26,7 @@ from warploom.ops.backends import Processor
 from warploom.ops.calls import Caller, Computation
 from warploom.ops.declare import Arguments, Array, Views, flag
 from warploom.ops.matmul import Bias, check_factor, matmul_config, multiplication
-from warploom.ops.steps import Plan, Step, Steps
+from warploom.ops.steps import Plan, Steps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -83,15 +83,15 @@ class ReducePlan(Plan):
     @cached_property
     def steps(self) -> Steps:
         """The launches, block after block of rows."""
-        p, result, found = self.problem.product, self.result, list[Step]()
+        p, result, found = self.problem.product, self.result, list[KernelCall]()
         of_row = {"a": (p.a.stride if p.a.k_contiguous else 1) * p.dtype.bytes, "index": 4, result: 4}
         for start in range(0, p.m, self.block_rows):
             rows = min(self.block_rows, p.m - start)
             offsets = {name: start * distance for name, distance in of_row.items()}
             reduce, merge = self._block(rows)
             merge = replace(merge, arrays=tuple(result if name == "out" else name for name in merge.arrays))
-            found.append(Step(reduce, 2 * rows * p.n * p.k, offsets))
-            found.append(Step(merge, _MERGE_FLOPS * rows * self.tiles, offsets))
+            found.append(replace(reduce, flops=2 * rows * p.n * p.k, offsets=offsets))
+            found.append(replace(merge, flops=_MERGE_FLOPS * rows * self.tiles, offsets=offsets))
         return Steps(tuple(found))
 
 

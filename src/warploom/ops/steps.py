@@ -7,7 +7,7 @@ call's own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -28,7 +28,7 @@ from warploom.interop.arrays import (
     makers,
 )
 from warploom.kernels.settings import refuse, violations_of
-from warploom.kernels.source import Grid, KernelCall
+from warploom.kernels.source import Grid, KernelCall, workspace_of
 from warploom.ops.arrays import as_elements
 from warploom.ops.backends import (
     GpuCall,
@@ -62,9 +62,14 @@ class Launches:
     """The launches of a call, planned."""
 
     @cached_property
-    def steps(self) -> Steps:
-        """The launches in order."""
+    def calls(self) -> tuple[KernelCall, ...]:
+        """The kernels and their launches in order."""
         raise NotImplementedError
+
+    @cached_property
+    def steps(self) -> Steps:
+        """The launches, ready to run."""
+        return Steps(self.calls)
 
     @property
     def workspace_bytes(self) -> int:
@@ -142,14 +147,10 @@ class StridedPlan(Plan):
 
     @cached_property
     def calls(self) -> tuple[KernelCall, ...]:
-        """The kernels and their launches in order."""
-        return self.config.calls(self.problem, self.strides, self.multiprocessors)
-
-    @cached_property
-    def steps(self) -> Steps:
-        """The launches, of which the one with the most arrays does the work."""
-        most = max(self.calls, key=lambda call: len(call.arrays))
-        return Steps(tuple(Step(call, self.problem.flops if call is most else 0) for call in self.calls))
+        """The kernels and their launches in order; the one with the most arrays does the work."""
+        found = self.config.calls(self.problem, self.strides, self.multiprocessors)
+        most = max(found, key=lambda call: len(call.arrays))
+        return tuple(replace(x, flops=self.problem.flops) if x is most else x for x in found)
 
     def __str__(self) -> str:
         kernels = ", ".join(f"{call.source.name} {call.grid}" for call in self.calls)
@@ -158,28 +159,15 @@ class StridedPlan(Plan):
 
 
 @dataclass(frozen=True)
-class Step:
-    """One launch. ``offsets``: bytes from the first element of an array to where this launch finds its first."""
-
-    call: KernelCall
-    flops: int
-    offsets: Mapping[str, int] = field(default_factory=dict[str, int])
-
-
-@dataclass(frozen=True)
 class Steps:
     """The launches of a call, in order."""
 
-    steps: tuple[Step, ...]
+    calls: tuple[KernelCall, ...]
 
     @cached_property
     def workspace(self) -> dict[str, int]:
-        """Words of memory between the kernels, by name; launches that follow each other use it in turn."""
-        found: dict[str, int] = {}
-        for step in self.steps:
-            for name, words in step.call.workspace.items():
-                found[name] = max(words, found.get(name, 0))
-        return found
+        """Words of memory between the kernels, by name."""
+        return workspace_of(self.calls)
 
     @property
     def words(self) -> int:
@@ -191,11 +179,10 @@ class Steps:
 
         Raises EmulationError for the first kernel with defects.
         """
-        seconds = sum(emulated_seconds(x.call.source.program, x.call.grid, x.flops) for x in self.steps)
-        warn_of_emulator(self.steps[0].call.source.name, f", which takes about {seconds:.1f} s")
+        seconds = sum(emulated_seconds(x.source.program, x.grid, x.flops) for x in self.calls)
+        warn_of_emulator(self.calls[0].source.name, f", which takes about {seconds:.1f} s")
         own = {name: np.full(words, np.nan, np.float32).view(np.uint32) for name, words in self.workspace.items()}
-        for step in self.steps:
-            call = step.call
+        for call in self.calls:
             if call.zeroed:
                 own[call.zeroed][:] = 0
             kinds = [x.dtype for x in call.maps]
@@ -204,7 +191,7 @@ class Steps:
                 describe(own[name].view(kind.numpy)) if name in own else as_elements(arrays[name], kind)
                 for name, kind in zip(call.arrays, kinds, strict=True)
             ]
-            views = [_moved(x, step.offsets.get(name, 0)) for name, x in zip(call.arrays, known, strict=True)]
+            views = [_moved(x, call.offsets.get(name, 0)) for name, x in zip(call.arrays, known, strict=True)]
             run_on_emulator(call.source.program, call.grid, views, call.scalars, call.maps)
 
     def run_from_host(
@@ -225,18 +212,18 @@ class Steps:
         *offsets, words = accumulate(map(_aligned, self.workspace.values()), initial=0)
         starts = dict(zip(self.workspace, offsets, strict=True))
         number = {name: i for i, name in enumerate((*names, *starts))}
-        calls = {id(step.call): step.call for step in self.steps}  # some are launched several times
+        calls = {call.kernel: call for call in self.calls}  # some are launched several times
         kernels = {key: GpuCall.of(call, device) for key, call in calls.items()}
         loaded = [
             Loaded(
-                kernels[id(step.call)],
-                tuple((number[name], step.offsets.get(name, 0)) for name in step.call.arrays),
-                (starts[zeroed], step.call.workspace[zeroed]) if (zeroed := step.call.zeroed) else None,
+                kernels[call.kernel],
+                tuple((number[name], call.offsets.get(name, 0)) for name in call.arrays),
+                (starts[zeroed], call.workspace[zeroed]) if (zeroed := call.zeroed) else None,
             )
-            for step in self.steps
+            for call in self.calls
         ]
         # A graph begins when what is before it has ended: the GPU loses 3 us where the first launch would not wait.
-        waits = not self.steps[0].call.overlaps or sum(x.flops for x in self.steps) < _SHORT_FLOPS
+        waits = not self.calls[0].overlaps or sum(x.flops for x in self.calls) < _SHORT_FLOPS
         joined = len(loaded) > 1 and waits and words <= _LASTING_WORDS
         return Prepared(tuple(loaded), tuple(4 * start for start in offsets), words, device, joined)
 
