@@ -104,11 +104,11 @@ def test_arguments_by_name_and_a_grid_that_is_called() -> None:
     assert case.error() <= 1
 
 
-def test_the_fixture_raises_what_is_found(check_triton: Any) -> None:
+def test_the_fixture_raises_what_is_found(warploom_check: Any) -> None:
     case = CASES["add"](np.random.default_rng(0))
-    assert check_triton(case.kernel, case.grid, case.arguments, **case.meta).findings == ()
+    assert warploom_check.triton(case.kernel, case.grid, case.arguments, **case.meta).findings == ()
     with pytest.raises(EmulationError, match=r"kernels\.py:\d+ \(PTX line"):
-        check_triton(case.kernel, case.grid, [*case.arguments[:3], 3001], **case.meta)
+        warploom_check.triton(case.kernel, case.grid, [*case.arguments[:3], 3001], **case.meta)
 
 
 def test_tensors_of_torch() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import linecache
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -89,19 +89,22 @@ class Baseline:
         except (KeyError, TypeError, ValueError) as error:
             raise ProblemError(f"{path} is no baseline of warploom ({error}): --write-baseline makes one") from error
 
-    def stale(self, seen: Collection[Identity], files: Collection[str]) -> list[Identity]:
-        """Entries of these (checked) files, or of files that are gone, that have not been seen."""
-        root = repository_root(Path.cwd())
-        return [x for x in self.entries if x not in seen and (x.file in files or not (root / x.file).exists())]
+    def settled(self, seen: Collection[Identity], covers: Callable[[Identity], bool], write: bool) -> Iterator[str]:
+        """Say which entries no longer occur; or ``write`` the file anew, and say so.
 
-    def write(self, seen: Iterable[Identity], files: Collection[str]) -> int:
-        """Write what has been seen, and what is known of files that were not checked; the number of entries."""
-        kept = {x for x in self.entries if x.file not in files and x not in self.stale((), files)}
-        entries = [self.entries.get(x, _entry(x)) for x in sorted({*seen, *kept})]
+        ``seen`` are the accepted findings of a run; ``covers`` tells of which entries the run says something.
+        """
+        root = repository_root(Path.cwd())
+        gone = [x for x in self.entries if x not in seen and (covers(x) or not (root / x.file).exists())]
+        if not write:
+            for x in gone:
+                yield f"{self.path} accepts what no longer occurs: {x.rule} in {x.kernel} of {x.file}: {x.source}"
+            return
+        entries = [self.entries.get(x, _entry(x)) for x in sorted({*seen, *self.entries} - set(gone))]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"version": _VERSION, "accepted": entries}, indent=2, ensure_ascii=False)
         self.path.write_text(text + "\n", encoding="utf-8")
-        return len(entries)
+        yield f"{self.path} accepts {len(entries)} finding{'' if len(entries) == 1 else 's'}"
 
 
 def _entry(identity: Identity) -> dict[str, Any]:

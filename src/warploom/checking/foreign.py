@@ -341,7 +341,7 @@ def cuda_kernel(source: str, name: str, *, target: str, options: Sequence[str], 
             raise ProblemError(f"check_cuda: the {what} is a text, not {shown(given)}")
     if isinstance(options, str):
         raise ProblemError(f"check_cuda: options are a list, [{options!r}]")
-    found = ptx_of(source, file, target, [*header_options(), *options], kernel=name)
+    found = ptx_of(source, file, target, [*options, *header_options()], kernel=name)
     module = parse(found.text, file)
     called = plain_name(name)
     function = replace(entry_of(module, found.entry), name=called)

@@ -6,7 +6,9 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -105,10 +107,8 @@ def _hashed(identity: Identity) -> str:
 
 
 # -- SARIF
-def sarif(
-    issues: Sequence[Issue], version: str, errors: Iterable[tuple[str, str]] = (), exit_code: int = 0
-) -> dict[str, Any]:
-    """A log in SARIF 2.1.0 by this ``version`` of warploom; ``errors`` are what could not be checked, and why."""
+def sarif(issues: Sequence[Issue], errors: Iterable[tuple[str, str]] = (), exit_code: int = 0) -> dict[str, Any]:
+    """A log in SARIF 2.1.0; ``errors`` are what could not be checked, and why."""
     rules, seen = list(RULES), Counter[str]()
     results = list[dict[str, Any]]()
     for issue in issues:
@@ -125,11 +125,12 @@ def sarif(
             }
             | ({"relatedLocations": related} if related else {})
         )
-    driver = {
+    driver: dict[str, Any] = {
         "name": "warploom",
-        "semanticVersion": version,
         "rules": [{"id": name, "shortDescription": {"text": text}} for name, text in RULES.items()],
     }
+    with suppress(PackageNotFoundError):  # a checkout that is not installed
+        driver["semanticVersion"] = version("warploom")
     notifications = [
         {"level": "error", "message": {"text": text}, "locations": [_location(path, 1)]} for path, text in errors
     ]

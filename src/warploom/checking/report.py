@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from warploom.checking.coverage import Uncovered
+from warploom.checking.kernel_file import ExampleResult
 from warploom.core.errors import WarploomError
 from warploom.emulate import Emulation, Finding
 from warploom.ir.statements import NOWHERE
@@ -55,3 +56,14 @@ def wavefronts_json(emulation: Emulation) -> dict[str, dict[str, int]]:
     classes = dict.fromkeys((*ACCESS_CLASSES, *emulation.traffic.shared))
     found = {name: emulation.traffic[name] for name in classes}
     return {name: {"actual": w.actual, "ideal": w.ideal, "accesses": w.accesses} for name, w in found.items()}
+
+
+def wrong_elements(result: ExampleResult) -> Iterator[str]:
+    """Yield the number of wrong elements and the first of them; nothing if the result is right."""
+    if result.ok:
+        return
+    nans = f", {result.nans} of them NaN" if result.nans else ""
+    where = f", all at {result.pattern}" if result.pattern else ""
+    yield f"{result.wrong} of {result.count} elements are wrong{nans}{where}; the first:"
+    for index, got, expected in result.first:
+        yield f"{result.name}[{', '.join(map(str, index))}] is {got:.6g}, expected {expected:.6g}"

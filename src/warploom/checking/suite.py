@@ -90,10 +90,13 @@ class How:
     strict: bool = False
     record: bool = False
 
+    def judged(self, checked: Checked, file: str) -> Checked:
+        """The run of a kernel of a file with its findings so judged."""
+        return self.accepted.screened(replace(checked, strict=self.strict), file)
+
     def run(self, file: str, once: Callable[[int | None], Checked]) -> Checked:
         """Run a kernel of a file in this order, or in several until one fails."""
-        judged = lambda order: self.accepted.screened(replace(once(order), strict=self.strict), file)  # noqa: E731
-        return in_orders(judged, self.seed)
+        return in_orders(lambda order: self.judged(once(order), file), self.seed)
 
 
 def targets_of(names: Sequence[str], launch: str | None = None) -> list[Target]:
@@ -211,12 +214,13 @@ def _timed(outcome: Outcome, run: partial[Checked]) -> Outcome:
 def _of_python(name: str, file: str, how: How) -> Iterator[Outcome]:
     for function in kernels_of(name):
         outcome = Outcome(file, function.name, function.where.line, compiles=True)
-        yield _timed(outcome, partial(_check_python, file, function, how))
+        yield _timed(outcome, partial(check_function, file, function, how))
     for without in without_example(name):
         yield Outcome(file, without, skipped="for want of an example (@KERNEL.example)")
 
 
-def _check_python(file: str, function: KernelFunction, how: How) -> Checked:
+def check_function(file: str, function: KernelFunction, how: How) -> Checked:
+    """Check a kernel in Python by its example. Raises WarploomError if it cannot run."""
     configuration = configuration_of(function, how.settings)
     program = traced_kernel(function, configuration)
     return how.run(file, lambda order: check_kernel(function, order, configuration, program))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
@@ -13,11 +13,11 @@ import typer
 
 from warploom.cli.errors import explained, explains_errors, settings
 from warploom.cli.options import KernelSettings, grouped, parse_settings
-from warploom.cli.output import console, excerpt, note, progress_bar, write_json, write_text
+from warploom.cli.output import console, note, progress_bar, write_json, write_text
 
 if TYPE_CHECKING:
     from warploom.checking.baseline import Baseline
-    from warploom.checking.kernel_file import Checked, ExampleResult
+    from warploom.checking.kernel_file import Checked
     from warploom.checking.suite import Outcome
     from warploom.core.errors import WarploomError
 
@@ -156,21 +156,16 @@ def _settle(baseline: Baseline, outcomes: Sequence[Outcome], write: bool) -> Non
     checked = [(one.file, one.checked) for one in outcomes if one.checked is not None]
     seen = {identity_of(finding, file, one.name) for file, one in checked for finding in one.accepted}
     files = {relative(one.file) for one in outcomes} - {relative(one.file) for one in outcomes if one.error is not None}
-    if write:
-        note(f"{baseline.path} accepts {baseline.write(seen, files)} findings")
-        return
-    for entry in baseline.stale(seen, files):
-        gone = f"{entry.rule} in {entry.kernel} of {entry.file}: {entry.source}"
-        note(f"{baseline.path} accepts what no longer occurs: {gone}")
+    for line in baseline.settled(seen, lambda entry: entry.file in files, write):
+        note(line)
 
 
 def _write_reports(outcomes: Sequence[Outcome], report: ReportOptions, code: int) -> None:
-    from warploom import __version__
     from warploom.checking import formats
 
     if report.sarif is not None:
         issues = [issue for one in outcomes for issue in formats.issues_of(one)]
-        write_json(formats.sarif(issues, __version__, formats.errors_of(outcomes), code), report.sarif)
+        write_json(formats.sarif(issues, formats.errors_of(outcomes), code), report.sarif)
     if report.junit is not None:
         write_text(formats.junit(outcomes), report.junit)
     if report.github:
@@ -254,6 +249,8 @@ def _show_file(outcomes: Sequence[Outcome], named: bool) -> None:
 
 def _show(name: str, one: Checked, compiles: bool) -> None:
     from warploom.checking.kernel_file import code_size
+    from warploom.checking.lines import excerpt
+    from warploom.checking.report import wrong_elements
 
     out = console()
     out.print(one.emulation.printed, end="", markup=False, highlight=False)
@@ -293,14 +290,3 @@ def _show(name: str, one: Checked, compiles: bool) -> None:
         if len(one.uncovered) > _UNCOVERED:
             more = len(one.uncovered) - _UNCOVERED
             out.print(f"{name}: not exercised: {more} more, which --json lists", markup=False)
-
-
-def wrong_elements(result: ExampleResult) -> Iterator[str]:
-    """Yield the number of wrong elements and the first of them; nothing if the result is right."""
-    if result.ok:
-        return
-    nans = f", {result.nans} of them NaN" if result.nans else ""
-    where = f", all at {result.pattern}" if result.pattern else ""
-    yield f"{result.wrong} of {result.count} elements are wrong{nans}{where}; the first:"
-    for index, got, expected in result.first:
-        yield f"{result.name}[{', '.join(map(str, index))}] is {got:.6g}, expected {expected:.6g}"

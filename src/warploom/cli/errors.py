@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ParamSpec
 
 import typer
 
-from warploom.cli.output import excerpt
+from warploom.checking.lines import excerpt
 
 if TYPE_CHECKING:
     from warploom.core.errors import WarploomError

@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import io
 import json
-import linecache
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from warploom.ir.statements import SourceLine
 
 PLAIN_WIDTH = 140
 """Columns of a table that does not go to a terminal."""
@@ -120,19 +118,3 @@ def write_text(text: str, destination: str) -> None:
 def note(text: str) -> None:
     """A remark for the person at the terminal, on standard error."""
     typer.echo(text, err=True)
-
-
-_EXCERPT = 1  # lines of source shown before and after
-
-
-def excerpt(where: SourceLine) -> str:
-    """The author's line with its neighbours, the line itself marked, and the lines that called it."""
-    first, last = max(1, where.line - _EXCERPT), where.line + _EXCERPT
-    lines = [f"  {where.file}:{where.line}"]
-    for number in range(first, last + 1):
-        text = linecache.getline(where.file, number).rstrip()
-        if text or number == where.line:
-            lines.append(f"  {'>' if number == where.line else ' '} {number:4d} | {text}")
-    for caller in where.callers:
-        lines += [f"    called from {caller}", f"      {linecache.getline(caller.file, caller.line).strip()}"]
-    return "\n".join(lines)
