@@ -8,8 +8,7 @@ Source: "Trace Event Format" (Google), of JSON that https://ui.perfetto.dev and 
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +23,7 @@ UNIT = "steps of the emulator, in the order in which it ran the kernel: no time 
 _PROCESSES = 1 << 16  # numbers of processes that a kernel has
 _ENGINES = ("TMA", "cp.async", "st.async", "wgmma")
 _COLOURS = {RUNS: tone(4), WAITS: tone(0, 1), "TMA": tone(5, 2), "cp.async": tone(5, 2), "wgmma": tone(3, 2)}
-_LEFT, _ROW, _WIDE = 110, 26, 900
+_LEFT, _ROW, _WIDE = 124, 26, 900
 
 
 @dataclass(eq=False)
@@ -44,11 +43,17 @@ def tracks_of(program: Program, recording: Recording) -> list[Track]:
     for cta in sorted({s.cta for s in recording.slices}):
         mine = [s for s in recording.slices if s.cta == cta]
         ran = [s for s in mine if s.kind in (RUNS, WAITS)]
-        for role in roles or [range(program.warps)]:
-            found += _placed(cta, _warps(role), [s for s in ran if not set(role).isdisjoint(s.warps)], nests=True)
+        for part in (part for role in roles or [range(program.warps)] for part in _parts(role, ran)):
+            found += _placed(cta, _warps(part), [s for s in ran if not set(part).isdisjoint(s.warps)], nests=True)
         for engine in _ENGINES:
             found += _placed(cta, engine, [s for s in mine if s.kind == engine], nests=False)
     return found
+
+
+def _parts(role: range, ran: Sequence[Slice]) -> list[range]:
+    """The warpgroups of a role that do not go on together, or the role."""
+    alone = any(0 < len(set(role).intersection(s.warps)) < len(role) for s in ran)
+    return [role[i : i + 4] for i in range(0, len(role), 4)] if alone else [role]
 
 
 def _warps(role: range) -> str:
@@ -73,27 +78,12 @@ def _placed(cta: int, name: str, slices: Sequence[Slice], *, nests: bool) -> lis
     return tracks
 
 
-class _Arrows:
-    """Finds the slices that arrows lead from and to, and their tracks."""
-
-    def __init__(self, tracks: Sequence[Track]) -> None:
-        self.track = {one: number for number, track in reversed([*enumerate(tracks)]) for one in track.slices}
-        self.waits: dict[tuple[int, int, int], Slice] = {}
-        self.of_warp: dict[tuple[int, int], list[Slice]] = {}
-        for one in sorted(self.track, key=lambda s: s.begin):
-            for warp in one.warps if one.kind in (RUNS, WAITS) else ():
-                self.of_warp.setdefault((one.cta, warp), []).append(one)
-                if one.kind == WAITS:
-                    self.waits[one.cta, warp, one.end] = one
-
-    def ends(self, arrow: Arrow) -> tuple[Slice, Slice] | None:
-        """The slices at both ends; None for an arrow of which one is not shown."""
-        source, target = arrow.source, self.waits.get((*arrow.waiter, arrow.end))
-        if not isinstance(source, Slice):
-            slices = self.of_warp.get(source, [])
-            before = reversed(slices[: bisect_right(slices, arrow.at, key=lambda s: s.begin)])
-            source = next((s for s in before if s.end > arrow.at), None)
-        return None if target is None or source not in self.track else (source, target)
+def _shown(tracks: Sequence[Track], arrows: Iterable[Arrow]) -> Iterator[tuple[Arrow, int, int]]:
+    """Yield the arrows between tracks, with the numbers of the tracks that they lead from and to."""
+    of = {one: number for number, track in reversed([*enumerate(tracks)]) for one in track.slices}
+    for arrow in arrows:
+        if arrow.source in of and arrow.target in of:
+            yield arrow, of[arrow.source], of[arrow.target]
 
 
 def trace_events(kernel: str, program: Program, recording: Recording, first: int = 0) -> list[dict[str, Any]]:
@@ -106,14 +96,10 @@ def trace_events(kernel: str, program: Program, recording: Recording, first: int
         events.append({"ph": "M", "name": "thread_name", **at, "args": {"name": track.name}})
         events.append({"ph": "M", "name": "thread_sort_index", **at, "args": {"sort_index": at["tid"]}})
         events += [_event(s) | at for s in track.slices]
-    arrows = _Arrows(tracks)
-    for number, arrow in enumerate(recording.arrows):
-        if (ends := arrows.ends(arrow)) is None:
-            continue
-        source, target = (where[arrows.track[one]] for one in ends)
+    for number, (arrow, source, target) in enumerate(_shown(tracks, recording.arrows)):
         arrival = {"name": "arrival", "cat": "arrival", "id": f"{first}.{number}"}
-        events.append({"ph": "s", "ts": min(arrow.at, ends[0].end - 1) + 0.5, **arrival, **source})
-        events.append({"ph": "f", "bp": "e", "ts": arrow.end - 0.25, **arrival, **target})
+        events.append({"ph": "s", "ts": min(arrow.at, arrow.source.end - 1) + 0.5, **arrival, **where[source]})
+        events.append({"ph": "f", "bp": "e", "ts": arrow.target.end - 0.25, **arrival, **where[target]})
     for mark in recording.marks:
         cta, warp = mark.place
         on = (at for at, track in zip(where, tracks, strict=True) if track.cta == cta and _has(track, warp))
@@ -170,12 +156,8 @@ def drawing(title: str, program: Program, recording: Recording, until: int | Non
             boxes.append(Rectangle(x, y, width, _ROW - 6, _COLOURS.get(one.kind, tone(6)), hint))
             if one.kind != RUNS and 6.2 * len(_text(one)) < width:
                 labels.append(Label(x + width / 2, y + 10, _text(one), 10))
-    arrows = _Arrows(tracks)
-    for arrow in recording.arrows:
-        if (ends := arrows.ends(arrow)) is None or arrow.end > last:
-            continue
-        source, target = (arrows.track[one] for one in ends)
-        if source != target:
-            (x, y), (to_x, to_y) = place(source, min(arrow.at + 1, ends[0].end)), place(target, arrow.end)
+    for arrow, source, target in _shown(tracks, recording.arrows):
+        if source != target and arrow.target.end <= last:
+            (x, y), (to_x, to_y) = place(source, min(arrow.at + 1, arrow.source.end)), place(target, arrow.target.end)
             strokes.append(Stroke(x, y + 10, to_x, to_y + 10))
     return Drawing(_LEFT + _WIDE + 18, 62 + _ROW * len(tracks) + 8, tuple(boxes), tuple(labels), title, tuple(strokes))

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import numpy as np
 from numpy.typing import NDArray
 
 from warploom.emulate.control.tasks import LaneGroup, Task
@@ -56,12 +57,11 @@ class Slice:
 
 @dataclass(frozen=True)
 class Arrow:
-    """What happened at step ``at``, on a warp or at the end of what was in flight, ended a wait of a warp."""
+    """What happened at step ``at``, while warps ran or at the end of what was in flight, ended a wait."""
 
-    source: Slice | Place
+    source: Slice
+    target: Slice
     at: int
-    waiter: Place
-    end: int
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,8 @@ class _RunRecorder(Recorder):
     running: dict[tuple[int, tuple[int, ...]], Slice] = field(default_factory=dict[Any, Slice])
     here: list[Place] = field(default_factory=list[Place])
     slices: list[Slice] = field(default_factory=list[Slice])
-    arrows: list[Arrow] = field(default_factory=list[Arrow])
+    arrows: dict[tuple[Slice, Slice], int] = field(default_factory=dict[Any, int])
+    of_groups: dict[tuple[int, int, int], Slice] = field(default_factory=dict[Any, Slice])
     marks: dict[Any, Mark] = field(default_factory=dict[Any, Mark])
     waiting: dict[tuple[Place, int], tuple[int, Op]] = field(default_factory=dict[Any, Any])
     woken: dict[Place, tuple[Slice | Place, int]] = field(default_factory=dict[Any, Any])
@@ -141,14 +142,13 @@ class _RunRecorder(Recorder):
         over: dict[tuple[int, int, Op], list[int]] = {}
         for place in self.here:
             begin, op = self.waiting.pop((place, id(group.wait)), (self.base, None))
-            if op is None:
-                continue
-            over.setdefault((place[0], begin, op), []).append(place[1])
-            source, at = self.woken.pop(place, (None, 0))
-            if source is not None:
-                self.arrows.append(Arrow(source, at, place, self.base))
+            if op is not None:
+                over.setdefault((place[0], begin, op), []).append(place[1])
         for (cta, begin, op), warps in over.items():
-            self.add(WAITS, begin, self.base, cta, warps, op)
+            wait = self.add(WAITS, begin, self.base, cta, warps, op)
+            for source, at in (self.woken.pop((cta, warp), (None, 0)) for warp in warps):
+                if isinstance(source, Slice):
+                    self.arrows.setdefault((source, wait), at)
 
     def stops(self, group: LaneGroup, done: bool) -> None:
         begin, end = self.base, self.base + (len(group.block.points) if done else group.step) - self.first
@@ -164,7 +164,10 @@ class _RunRecorder(Recorder):
             if last is not None and last.end == begin:
                 last.end = until
             else:
-                self.running[key] = self.add(RUNS, begin, until, cta, warps)
+                last = self.running[key] = self.add(RUNS, begin, until, cta, warps)
+            for place, (source, at) in self.woken.items():
+                if isinstance(source, tuple) and source[0] == cta and source[1] in warps:
+                    self.woken[place] = last, at
 
     def add(self, kind: str, begin: int, end: int, cta: int, warps: Collection[int], op: Op | None = None) -> Slice:
         """A slice, which is kept unless it is empty."""
@@ -184,7 +187,7 @@ class _RunRecorder(Recorder):
     # -- what is in flight
 
     def starts(self, started: Transaction) -> None:
-        for key, (cta, warp) in self.groups(started, started.rows):
+        for key, (cta, warp) in self.groups(started, np.ones(started.rows.size, np.bool_)):
             flight = self.flights.get(key)
             if flight is None:
                 self.flights[key] = self.add(_engine(started.op), self.now, self.now + 1, cta, [warp], started.op)
@@ -193,28 +196,26 @@ class _RunRecorder(Recorder):
                 flight.text = ", ".join(dict.fromkeys([*flight.text.split(", "), *_named(started.op).split(", ")]))
                 flight.count += warp == flight.warps[0]
 
-    def groups(self, of: Transaction, rows: Array) -> list[tuple[Any, Place]]:
-        """The group that transactions of each row are in: of a CTA, for ``wgmma`` of a warpgroup."""
+    def groups(self, of: Transaction, which: Array) -> list[tuple[Any, Place]]:
+        """The groups, of a CTA or for ``wgmma`` of a warpgroup, that transactions of some of their rows are in."""
         engine, found = _engine(of.op), list[tuple[Any, Place]]()
-        for row in rows.tolist():
+        for row, number in zip(of.rows[which].tolist(), of.group[which].max(axis=1).tolist(), strict=True):
             for cta, warp in self.places([row]):
-                number = int(of.group[of.rows.tolist().index(row)].max())
                 found.append(((engine, cta, warp // 4 if engine == "wgmma" else 0, number), (cta, warp)))
         return found
 
     def ends(self, ended: Transaction, done: Array, op: Op | None) -> None:
-        waits: dict[int, tuple[Slice, list[int]]] = {}
-        for key, (cta, warp) in self.groups(ended, ended.rows[done.any(axis=1)]):
+        waits: dict[Slice, list[int]] = {}
+        for key, (_, warp) in self.groups(ended, np.asarray(done.any(axis=1))):
             flight = self.flights[key]
             flight.end = max(flight.end, self.now + 1)
             self.over.add(flight)
-            waits.setdefault(cta, (flight, []))[1].append(warp)
-        for cta, (flight, warps) in waits.items() if op is not None else ():
-            arrow = Arrow(flight, self.now, (cta, warps[0]), self.now + 1)
-            if not any((a.waiter, a.end) == (arrow.waiter, arrow.end) for a in self.arrows[-2 * CTAS :]):
-                self.add(WAITS, self.now, self.now + 1, cta, warps, op)
-            if arrow not in self.arrows[-2 * CTAS :]:
-                self.arrows.append(arrow)
+            waits.setdefault(flight, []).append(warp)
+        for flight, warps in waits.items() if op is not None else ():
+            key = self.now, flight.cta, warps[0]
+            if key not in self.of_groups:
+                self.of_groups[key] = self.add(WAITS, self.now, self.now + 1, flight.cta, warps, op)
+            self.arrows.setdefault((flight, self.of_groups[key]), self.now)
 
     def takes_off(self, landing: Landing) -> None:
         by = landing.by
@@ -245,7 +246,8 @@ class _RunRecorder(Recorder):
 
     def finish(self) -> Recording:
         self.end_open()
-        return Recording(tuple(self.slices), tuple(self.arrows), tuple(self.marks.values()), self.base)
+        arrows = tuple([Arrow(source, target, at) for (source, target), at in self.arrows.items()])
+        return Recording(tuple(self.slices), arrows, tuple(self.marks.values()), self.base)
 
 
 def _engine(op: Op) -> str:
