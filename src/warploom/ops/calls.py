@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from warploom.core import above
 from warploom.core.errors import ProblemError
 from warploom.core.identity import function_key
 from warploom.interop.arrays import (
-    SYNCHRONOUS_KINDS,
     ArrayView,
     address,
     as_if_compact,
@@ -29,12 +28,8 @@ from warploom.interop.arrays import (
 )
 from warploom.interop.overlap import Written, count_write
 from warploom.interop.torch_internals import recogniser, tangents_are_on, watches
-from warploom.ops.backends import wait_for
 from warploom.ops.declare import Arguments, Declaration, Views, flag, known_signature, refuse_unknown
 from warploom.ops.steps import Launches, Prepared, run_anew
-
-if TYPE_CHECKING:
-    from warploom.cuda.launch import Queueable
 
 _KEPT = 4096  # prepared calls of an operation
 _ADDRESSES_KEPT = 1024  # of a prepared call
@@ -111,7 +106,7 @@ class PreparedCall:
         if queued is None:
             if not self._fits(key[1 : 1 + len(tensors)]):
                 return None
-            queued = self._queueable(key)
+            queued = self.prepared.queueable(key, self.prepared.room(self.kind, key[0]))
         self._queue(queued)
         return made
 
@@ -123,16 +118,9 @@ class PreparedCall:
             if len(self._allowed) >= _ADDRESSES_KEPT:
                 self._allowed.clear()
             self._allowed.add(pointers)
-        made, stream = self.make(), self._stream()
-        key = stream, *pointers, *map(self._address, made)
-        kept = self._queue(self._known.get(key) or self._queueable(key))
-        if self.kind in SYNCHRONOUS_KINDS:
-            wait_for(stream, self.prepared.device)
-        del kept
+        made = self.make()
+        self.prepared.run((*pointers, *map(self._address, made)), self.kind)
         return made
-
-    def _queueable(self, key: tuple[int, ...]) -> Queueable:
-        return self.prepared.queueable(key, self.prepared.room(self.kind, key[0]))
 
     def _fits(self, pointers: tuple[int, ...]) -> bool:
         """Whether tensors at these addresses are surely aligned, and apart from those that are written to."""
