@@ -445,6 +445,32 @@ def test_formed_gradients_become_those_of_parameters_without_a_copy(monkeypatch)
     assert value.grad_fn is None or not value.grad_fn.formed
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_graphs_form_gradients_of_any_number_of_rows(reduction, dynamic):
+    x, w, b = (y.requires_grad_() for y in tensors((24, 40), (56, 40), (56,)))
+    seen = []
+
+    def look(graph, _):
+        seen.extend(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    from torch._dynamo.backends.common import aot_autograd
+
+    @torch.compile(backend=aot_autograd(fw_compiler=look, bw_compiler=look), fullgraph=True, dynamic=dynamic)
+    def compiled(x, w, b, target):
+        return 0.3 * warploom.linear_cross_entropy(x, w, target, bias=b, reduction=reduction)
+
+    for rows in (24, 17):
+        given, target = x.detach()[:rows].requires_grad_(), TARGET[:rows]
+        found = torch.autograd.grad(compiled(given, w, b, target), (given, w, b))
+        plain = F.cross_entropy(given.float() @ w.float().T + b.float(), target, reduction=reduction)
+        for got, exact in zip(found, torch.autograd.grad(0.3 * plain, (given, w, b)), strict=True):
+            assert (got.float() - exact).norm() <= 0.01 * exact.norm()
+    assert seen.count("warploom.loss_with_gradients.default") == (1 if dynamic else 2)
+    assert not any("row_gradients" in name for name in seen)
+
+
 def test_when_gradients_are_formed():
     x, w = (y.requires_grad_() for y in tensors((24, 40), (56, 40)))
     others = {"reduction": "none"}, {"reduction": "mean", "softcap": 3.0}, {"reduction": "mean", "return_lse": True}

@@ -55,20 +55,32 @@ def _loss_gradients(call: RecordedCall, how: BackwardPass) -> dict[str, Place]:
     if by_loss is None and by_lse is None:
         return {}
     given, (_, lse, *count) = call.given(how.saved), how.saved[len(call.names) :]
-    rows = {"lse": lse, "by_loss": by_loss, "by_lse": by_lse, "count": count[0] if count else None}
+    mean = call.options["reduction"] == "mean"
+    rows = {"lse": lse, "by_loss": by_loss, "by_lse": by_lse, "count": count[0] if mean else None}
     return _by_rows(call, how, ("x", "w", "bias"), call.config, **given, **rows)
 
 
 def _formed_gradients(call: RecordedCall, how: BackwardPass) -> dict[str, Place]:
-    """The gradients that the forward pass has formed, times that of the loss; formed anew where these are gone."""
-    by_loss = how.by_results[0]
-    if by_loss is None or not how.formed or torch.is_grad_enabled() or not runs_eagerly(by_loss.tensor):
+    """The gradients that the forward pass has formed, times that of the loss; formed anew where these are gone.
+
+    Those of an operator are its last three results: graphs have gradients of their own made of them.
+    """
+    by_loss, names = how.by_results[0], ("x", "w", "bias")
+    of_operator = how.saved[len(call.names) + 3 :]
+    if by_loss is None or not (how.formed or of_operator) or torch.is_grad_enabled():
+        how.by_results[1:] = [None] * len(how.by_results[1:])
         return _loss_gradients(call, how)
+    if of_operator:
+        made = zip(names, of_operator, strict=True)
+        return {name: Place(_times(x.tensor, by_loss.tensor)) for name, x in made if name in call.wanted}
     rest = iter(how.formed)
-    names = "x", "w", "bias"
     found = {name: next(rest) for name in names if name in call.wanted}
     how.run(_SCALE, (by_loss.then(torch.Tensor.contiguous), *map(found.get, names)), ())
     return found
+
+
+def _times(gradient: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    return (gradient.float() * factor).to(gradient.dtype)
 
 
 def _check_loss(given: Arguments, config: Any) -> None:
@@ -93,6 +105,9 @@ _LOSS_SCHEMA, loss_operator = _LOSS_OPERATORS["none"]
 _record_loss = Recorder(_LOSS, _LOSS_DERIVATIVE)
 _FORMED_DERIVATIVE = Derivative(_LOSS_DERIVATIVE.by, _formed_gradients, formed=frozenset({"dx", "dw", "dbias"}))
 _record_formed = Recorder(_FORMED, _FORMED_DERIVATIVE)
+_FORMED_SCHEMA, formed_operator = define_call(
+    _FORMED, fixed={"blocks": None}, twins=False, check=_check_loss, derivative=_FORMED_DERIVATIVE, every_result=True
+)
 
 
 def linear_cross_entropy(*, config: Any = None, **given: Any) -> Any:
@@ -100,12 +115,15 @@ def linear_cross_entropy(*, config: Any = None, **given: Any) -> Any:
     compiling, reduction = torch.compiler.is_compiling(), given["reduction"]
     if compiling and any(isinstance(given[name], torch.Tensor) for name in _OPTIONS):
         return _untraced(config=config, **given)
-    if runs_eagerly(given["x"]):
+    eager = runs_eagerly(given["x"])
+    formed = given | _wants(given) if (eager or compiling) and _are_formed(given) else {}
+    if eager:
         arrays, options = _LOSS.positions(given)
-        if _are_formed(given):
-            wants = {want: _has_gradient(given[name]) for want, name in zip(_WANTS, ("x", "w", "bias"), strict=True)}
-            return _record_formed(*_FORMED.positions(given | wants), config, public=(_LOSS, options))
+        if formed:
+            return _record_formed(*_FORMED.positions(formed), config, public=(_LOSS, options))
         return _record_loss(arrays, options, config)
+    if formed:
+        return torch.ops.warploom.loss_with_gradients(**_FORMED_SCHEMA.arguments(formed, config))[0]
     if not compiling or reduction not in _REDUCTIONS:
         _LOSS.declaration.options["reduction"].plain(reduction)
     name = "linear_cross_entropy" + ("" if reduction == "none" else f"_{reduction}")
@@ -116,8 +134,12 @@ def _has_gradient(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and x.requires_grad
 
 
+def _wants(given: Named) -> dict[str, bool]:
+    return {want: _has_gradient(given[name]) for want, name in zip(_WANTS, ("x", "w", "bias"), strict=True)}
+
+
 def _are_formed(given: Named) -> bool:
-    """Whether the forward pass of an eager call forms the gradients."""
+    """Whether the forward pass of a call forms the gradients; in a graph whatever the number of rows."""
     x, w = given["x"], given["w"]
     if not isinstance(w, torch.Tensor) or x.dim() != 2 or w.dim() != 2 or not torch.is_grad_enabled():
         return False
@@ -126,7 +148,8 @@ def _are_formed(given: Named) -> bool:
     if dtype is not torch.bfloat16 or not any(_has_gradient(given[name]) for name in ("x", "w", "bias")):
         return False
     names = "reduction", "softcap", "return_lse", "workspace_mib"
-    return of_loss.gradients_are_formed(len(x), *w.shape, **{name: given[name] for name in names})
+    rows = of_loss.LEAST_FORMED_ROWS if torch.compiler.is_compiling() else len(x)
+    return of_loss.gradients_are_formed(rows, *w.shape, **{name: given[name] for name in names})
 
 
 _untraced = untraced(

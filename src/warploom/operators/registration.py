@@ -104,23 +104,25 @@ def define_call(
     check: Callable[[Arguments, Any], object] = lambda *_: None,
     derivative: Derivative | None = None,
     of_gradients: bool = False,
+    every_result: bool = False,
 ) -> tuple[Schema, Any]:
     """The schema and the operator of a declared operation, of its name or another.
 
     The operator has the options but for the ``fixed`` ones, and ``more``; with ``twins`` its floats may be tensors. Its
-    results are those that the fixed options make; one ``of_gradients`` has all, those that are not made as empty
-    tensors. ``check`` raises for what is wrong with arguments and a configuration beyond their declaration.
+    results are those that the fixed options make; one ``of_gradients``, or with ``every_result``, has all, those that
+    are not made as empty tensors. ``check`` raises for what is wrong with arguments and a configuration beyond their
+    declaration.
     """
-    declaration, known = caller.declaration, dict(fixed or {})
+    declaration, known, every = caller.declaration, dict(fixed or {}), of_gradients or every_result
     schema = Schema(declaration, known, more, twins=twins)
-    results = [x for x in declaration.results if of_gradients or x.is_made(known)]
+    results = [x for x in declaration.results if every or x.is_made(known)]
 
     def returned(found: list[Any]) -> Any:
         return found[0] if len(results) == 1 else tuple(found)
 
     def compute(arrays: tuple[Any, ...], options: tuple[Any, ...], config: Any) -> Any:
         found = caller.made(arrays, deterministic(caller, options), config)
-        if not of_gradients:
+        if not every:
             return returned(found)
         made, like = iter(found), arrays[0]
         given = dict(zip((*caller.array_names, *caller.option_names), (*arrays, *options), strict=True))

@@ -73,9 +73,9 @@ Formed = Annotated[
     ResultArray("total", "", "f32"),
     ResultArray("lse", "m", "f32", inner=True),
     ResultArray("count", "", "f32", when="reduction=mean", inner=True),
-    ResultArray("dx", "", "x", when="wants_x", inner=True),
-    ResultArray("dw", "", "w", when="wants_w", inner=True),
-    ResultArray("dbias", "n", "x", when="wants_bias", inner=True),
+    ResultArray("dx", "", "x", when="wants_x", empty=0.0, inner=True),
+    ResultArray("dw", "", "w", when="wants_w", empty=0.0, inner=True),
+    ResultArray("dbias", "n", "x", when="wants_bias", empty=0.0, inner=True),
 ]
 _GRADIENT = ArrayArgument(memory=ROW_MAJOR, written=True)
 FormedByX = Annotated[Any, replace(_GRADIENT, dims="m k")]
@@ -250,12 +250,12 @@ def linear_cross_entropy(
     the gradients. Of bfloat16 with a ``reduction`` the forward pass forms the gradients, while a block of rows is at
     hand: three products instead of four. That takes as much as 768 rows of n columns, about 1.9 KiB a column; the
     derivatives by the logits are rounded twice to x's type. In all other cases (less memory, float16, ``softcap``,
-    ``return_lse``, no reduction, ``torch.compile``, gradients of gradients) the backward pass multiplies the logits
-    again in chunks, whose derivatives are rounded once, and 64 MiB do. Sums are in f32; w's gradient is rounded once
-    for each block of rows. Of float16 scale the loss, as for any of its gradients.
+    ``return_lse``, no reduction, ``torch.func``, gradients of gradients) the backward pass multiplies the logits again,
+    in chunks whose derivatives are rounded once, and 64 MiB do. Sums are in f32; w's gradient is rounded once for each
+    block of rows. Of float16 scale the loss, as for any of its gradients.
 
-    Under ``torch.compile`` a call is one operator, ``warploom::linear_cross_entropy``.
-    Raises ProblemError as :func:`matmul_reduce` does.
+    Under ``torch.compile`` a call is one operator, ``warploom::linear_cross_entropy``, or ``loss_with_gradients`` where
+    it forms them. Raises ProblemError as :func:`matmul_reduce` does.
     """
     options = ignore_index, reduction, label_smoothing, z_loss, softcap, workspace_mib, return_lse
     found = loss_call((x, w, target, bias), options, config, False, unknown)
@@ -428,7 +428,11 @@ def _formed(given: Arguments, config: Any) -> Computation:
         how = asked, options["blocks"], options["reduction"], most, forward.after
         return FormedPlan(product, loss, words, (True, False), wanted, *to, *how)
 
-    return Computation(given, plan, {**views, "target": as_elements(target, s32)})
+    def empty() -> dict[str, Any]:
+        return given.made(total=math.nan if "count" in new else 0.0, count=0.0)
+
+    taken = {**views, "target": as_elements(target, s32)}
+    return Computation(given, plan, taken, nothing=given.sizes["m"] == 0, empty=empty)
 
 
 loss_with_gradients_call = Caller(loss_with_gradients, _formed)

@@ -26,6 +26,8 @@ GAP = 1
 """Blocks that a tile of query rows costs beyond its own, in time."""
 LINE, MANY_TILES = 128, 1024
 """Bytes of a line of the L2, and tiles of one key head that are more than the SMs need."""
+MOST_HEADS = 4
+"""Key heads that are read together so that they end with a line."""
 SPLIT = 128
 """Keys of which a given split is a multiple."""
 WARP_BYTES = 2**13
@@ -264,11 +266,12 @@ def decode_configuration(problem: AttentionProblem, target: Target) -> Decode:
     keys = max(tile_m, keys)
     overlap = target.has_tma
     tried = [
-        Decode(tile_m, keys, warps, stages, p.head_dim, p.dtype, ctas, _heads(p, warps), overlap, cache.fp8)
+        Decode(tile_m, keys, warps, stages, p.head_dim, p.dtype, ctas, heads, overlap, cache.fp8)
         for warps, ctas, stages in (
             (8, 1, 2),
             *((w, n, s) for w in (4, 2) for n, s in ((2, 4), (2, 3), (2, 2), (1, 2))),
         )
+        for heads in _heads(p, warps)
     ]
     fitting = [
         c
@@ -278,16 +281,20 @@ def decode_configuration(problem: AttentionProblem, target: Target) -> Decode:
     return fitting[0] if fitting else tried[-1]
 
 
-def _heads(p: AttentionProblem, warps: int) -> int:
-    """Key heads to read together: of rows shorter than a line those of two lines, and two where tiles are plenty.
+def _heads(p: AttentionProblem, warps: int) -> list[int]:
+    """The numbers of key heads to read together, the best first.
 
-    The memory reads half a line at little more than half its rate, unless what is beside is wanted at about the same
-    time. Many tiles are short, and a block of two heads has half as many keys that are not there.
+    The memory reads whole lines, unless what is beside is wanted at about the same time: a head of 80 elements alone
+    would be read at 160 / 256 of its rate. So heads are read together that end with a line, four at most, of rows
+    shorter than a line those of two lines, and two where tiles are plenty: many tiles are short, and a block of two
+    heads has half as many keys that are not there.
     """
     row = p.head_dim * (1 if p.cache.fp8 else 2)
     many = p.cache.split is None and p.head_dim <= 128 and p.batch * p.kv_heads >= MANY_TILES
     together = 2 * LINE // row if row < LINE else 1 + many
-    return gcd(p.kv_heads, warps, 1 << (together.bit_length() - 1))
+    together = max(together, min(MOST_HEADS, LINE // gcd(row, LINE)))
+    most = gcd(p.kv_heads, warps, 1 << (together.bit_length() - 1))
+    return [1 << i for i in reversed(range(most.bit_length()))]
 
 
 def _resident(config: Decode, target: Target) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from warploom.core.targets import Target
-from warploom.kernels.matmul.problem import MatmulProblem
+from warploom.kernels.matmul.problem import MatmulProblem, Matrix
 from warploom.kernels.matmul.sm80 import MatmulSm80
 from warploom.kernels.matmul.sm90 import MatmulSm90
 
@@ -173,6 +173,8 @@ TILE_CYCLES, EPILOGUE_CYCLES = 457, 0.079
 """Per tile, and per element of C and SM, where nothing hides them."""
 LOAD_BYTES_PER_CYCLE = 92
 """Per SM, from the L2."""
+ACROSS_SECTORS_PER_CYCLE, SECTOR_BYTES = 35, 32
+"""The same of lines that begin within a sector, such as those of 1000 elements: the TMA takes each box row apart."""
 WGMMA_BANDWIDTH = 4.4e12
 """DRAM bytes per second."""
 WGMMA_START_SECONDS = 1.4e-6
@@ -183,6 +185,12 @@ POWER = 0.08
 """The exponent of their ratio: less at the power limit, more where the GPU rests between calls."""
 
 
+def _load_rate(matrix: Matrix, config: MatmulSm90) -> int:
+    """Bytes of A or B that an SM loads per cycle."""
+    across = matrix.stride * config.dtype.bytes % SECTOR_BYTES
+    return ACROSS_SECTORS_PER_CYCLE if across else LOAD_BYTES_PER_CYCLE
+
+
 def _seconds_sm90(problem: MatmulProblem, config: MatmulSm90, target: Target) -> float:
     """The expected time of a launch by ``wgmma``, whatever the target."""
     c, tiling = config, problem.tiling(config)
@@ -190,7 +198,8 @@ def _seconds_sm90(problem: MatmulProblem, config: MatmulSm90, target: Target) ->
     product = 2 * c.tile_m * c.tile_n * c.tile_k / WGMMA_FLOPS_PER_CYCLE
     cols = c.tile_n if problem.b.k_contiguous else c.loaded_cols
     stage_bytes = (c.tile_m + cols) * c.tile_k * c.dtype.bytes
-    loading = stage_bytes / LOAD_BYTES_PER_CYCLE * min(1.0, tiling.count / SMS)
+    loading = c.tile_k * c.dtype.bytes * (c.tile_m / _load_rate(problem.a, c) + cols / _load_rate(problem.b, c))
+    loading *= min(1.0, tiling.count / SMS)
     epilogue = TILE_CYCLES + EPILOGUE_CYCLES * c.tile_m * c.tile_n * (1 if c.split_k == 1 else 2)  # parts are f32
     hidden = c.pingpong and rounds > 1
     stages = rounds * tiling.per_part * max(product, loading, STAGE_CYCLES)

@@ -258,26 +258,28 @@ def logit_gradients(
     share = own * (loss.label_smoothing / k.convert(n, f32)) if loss.label_smoothing else None
     hot = own * (1.0 - loss.label_smoothing)
     first = k.cta_y * (8 * LOGIT_CHUNKS * LOGIT_THREADS) + k.thread * 8
-    places = [first + i * (8 * LOGIT_THREADS) for i in range(LOGIT_CHUNKS)]
-    pointers = [values + (k.mul_wide(row, line) + k.convert(place, u64)) for place in places]
-    words = [k.registers(u32, 4, 0) for _ in places]
-    largest = k.registers(f32, LOGIT_CHUNKS, 0.0)
-    for place, pointer, into, top in zip(places, pointers, words, largest, strict=True):
+    own_row = values + k.mul_wide(row, line)
+    words, largest = k.registers(u32, 4 * LOGIT_CHUNKS, 0), k.registers(f32, LOGIT_CHUNKS, 0.0)
+    for chunk, top in enumerate(largest):  # all loads before the first use
+        place = first + chunk * (8 * LOGIT_THREADS)
         with k.when(place < n):
-            for register, x in zip(into, pointer.load(count=4, dtype=u32), strict=True):
+            for register, x in zip(words[4 * chunk :], (own_row + place).load(count=4, dtype=u32), strict=False):
                 register.set(x)
             top.set(tops.load(k.mul_wide(place // part, m) + k.convert(row, u64)))
-    for place, pointer, into, top in zip(places, pointers, words, largest, strict=True):
+    for chunk, top in enumerate(largest):
+        place = first + chunk * (8 * LOGIT_THREADS)
         scale = k.select(ignored, k.value(0.0, f32), factor * exp(top.get() - log_sum))
         found = list[Traced]()
-        for i, register in enumerate(into):
-            pair = [x * scale for x in k.unpack(register.get(), dtype)]
+        for i, register in enumerate(words[4 * chunk : 4 * chunk + 4]):
+            low, high = k.unpack(register.get(), dtype)
+            low, high = low * scale, high * scale
             if share is not None:
-                pair = [x - share for x in pair]
-            low, high = [k.select(column == place + (2 * i + j), x - hot, x) for j, x in enumerate(pair)]
+                low, high = low - share, high - share
+            low = k.select(column == place + 2 * i, low - hot, low)
+            high = k.select(column == place + (2 * i + 1), high - hot, high)
             found.append(k.pack(low, high, dtype))
         with k.when(place < n):
-            pointer.store(found, dtype=u32)
+            (own_row + place).store(found, dtype=u32)
 
 
 @kernel(threads=SCALE_THREADS, drop_unused=True)
@@ -298,9 +300,11 @@ def scale_values(
     by, me = factor.load(0), k.cta_x * SCALE_THREADS + k.thread
     with k.when(by != 1.0, uniform=True):
         with k.loop(chunks, start=me, step=step) as chunk:
-            at = values + k.mul_wide(chunk, 8)
-            pairs = [k.unpack(word, dtype) for word in at.load(count=4, dtype=u32)]
-            at.store([k.pack(x * by, y * by, dtype) for x, y in pairs], dtype=u32)
+            at, found = values + k.mul_wide(chunk, 8), list[Traced]()
+            for word in at.load(count=4, dtype=u32):
+                low, high = k.unpack(word, dtype)
+                found.append(k.pack(low * by, high * by, dtype))
+            at.store(found, dtype=u32)
         with k.when(me < rest):
             at = values + (k.mul_wide(chunks, 8) + k.convert(me, u64))
             at.store(k.pack(k.unpack(at.load(), dtype)[0] * by, 0.0, dtype))
