@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from warploom.core.dtypes import DType
 from warploom.core.targets import Target
 from warploom.kernels.matmul.problem import MatmulProblem, Matrix
 from warploom.kernels.matmul.sm80 import MatmulSm80
@@ -57,6 +58,8 @@ LATENCY_BYTES = 40e3
 START_SECONDS = 1.5e-6
 """A CTA's fixed cost: the first tiles' latency and the epilogue."""
 SECOND_KERNEL_SECONDS = 2.5e-6
+ACROSS_SECTORS = 1.12
+"""Cycles of lines that begin within a sector, whose 64 bytes take three."""
 STREAMED = 1.03
 """Cycles of stream-K's loop over those of a kernel of one tile, in CTAs that no longer read the same k together."""
 ZERO_SECONDS = 2e-6
@@ -65,6 +68,7 @@ PART_SECONDS = 1.5e-6
 """Until a part that another CTA left is added: the way of its count and its words through the L2."""
 L2_BYTES_PER_CYCLE = 48
 """Of one SM."""
+SECTOR_BYTES = 32
 REGISTERS, USUAL_REGISTERS, RESERVED_SHARED_BYTES = 65536, 200, 1024
 """Of an SM; of a thread; of shared memory for each CTA."""
 FEW_ROWS, LONG_LINES, ENOUGH_CTAS = 32, 256, 0.7
@@ -99,6 +103,7 @@ def _seconds_sm80(problem: MatmulProblem, config: MatmulSm80, target: Target) ->
     fragments = config.num_warps * (config.warp_m + config.warp_n)
     shared = (fragments + config.tile_m + config.tile_n) * load.depth * 2 / SHARED_BYTES_PER_CYCLE
     cycles = (max(mma, shared) + OVERLAP * min(mma, shared)) * (STREAMED if config.stream_k else 1.0)
+    cycles *= ACROSS_SECTORS if any(_across_sectors(x, config.dtype) for x in (problem.a, problem.b)) else 1.0
     compute = cycles / machine.clock + START_SECONDS * max(1.0, load.segments / resident)
     stage_bytes = (config.tile_m + config.tile_n) * config.tile_k * 2
     in_flight = load.at_once * (config.stages - 1) * stage_bytes * min(1.0, load.ctas / machine.sms)
@@ -173,10 +178,12 @@ TILE_CYCLES, EPILOGUE_CYCLES = 457, 0.079
 """Per tile, and per element of C and SM, where nothing hides them."""
 LOAD_BYTES_PER_CYCLE = 92
 """Per SM, from the L2."""
-ACROSS_SECTORS_PER_CYCLE, SECTOR_BYTES = 35, 32
+ACROSS_SECTORS_PER_CYCLE = 36
 """The same of lines that begin within a sector, such as those of 1000 elements: the TMA takes each box row apart."""
 WGMMA_BANDWIDTH = 4.4e12
 """DRAM bytes per second."""
+WGMMA_OVERLAP = 0.05
+"""Share of the smaller of both costs that the larger does not hide: of tiles that wait for memory alike, the least."""
 WGMMA_START_SECONDS = 1.4e-6
 WGMMA_SECOND_KERNEL_SECONDS = 2.3e-6
 LEAST_LOADED = 0.0118
@@ -187,8 +194,12 @@ POWER = 0.08
 
 def _load_rate(matrix: Matrix, config: MatmulSm90) -> int:
     """Bytes of A or B that an SM loads per cycle."""
-    across = matrix.stride * config.dtype.bytes % SECTOR_BYTES
-    return ACROSS_SECTORS_PER_CYCLE if across else LOAD_BYTES_PER_CYCLE
+    return ACROSS_SECTORS_PER_CYCLE if _across_sectors(matrix, config.dtype) else LOAD_BYTES_PER_CYCLE
+
+
+def _across_sectors(matrix: Matrix, dtype: DType) -> bool:
+    """Whether lines begin within a sector."""
+    return matrix.stride * dtype.bytes % SECTOR_BYTES != 0
 
 
 def _seconds_sm90(problem: MatmulProblem, config: MatmulSm90, target: Target) -> float:
@@ -209,4 +220,5 @@ def _seconds_sm90(problem: MatmulProblem, config: MatmulSm90, target: Target) ->
     extra = 0.0
     if c.split_k > 1:  # the parts are written, and read by a kernel of its own
         extra = WGMMA_SECOND_KERNEL_SECONDS + 2 * _part_bytes(problem, c.split_k) / WGMMA_BANDWIDTH
-    return max(compute, problem.bytes / WGMMA_BANDWIDTH) + WGMMA_START_SECONDS + extra
+    memory = problem.bytes / WGMMA_BANDWIDTH
+    return max(compute, memory) + WGMMA_OVERLAP * min(compute, memory) + WGMMA_START_SECONDS + extra
