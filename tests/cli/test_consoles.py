@@ -56,7 +56,7 @@ def test_importing_what_starts_it_starts_nothing():
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize("command", ["layout", "show attention", "doctor --json"])
+@pytest.mark.parametrize("command", ["layout", "show attention", "doctor --json", "--help", "show --help"])
 def test_a_reader_that_has_seen_enough_is_no_error(command):
     """As ``| head`` is; here it has gone before anything is written."""
     start = [sys.executable, "-m", "warploom", *command.split()]

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperGroup
 
+from warploom.cli.errors import ends_with_its_reader
+
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
@@ -68,6 +70,16 @@ class Commands(TyperGroup):
                 "pip install warploom, or pip install -e . in a checkout"
             )
         return None
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Read the arguments; ``--help`` may print, and its reader leave."""
+        with ends_with_its_reader():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that the arguments name, whose reader may leave."""
+        with ends_with_its_reader():
+            return super().invoke(ctx)
 
 
 def _command(name: str, loaded: Any) -> Any:

@@ -6,7 +6,8 @@ import errno
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ParamSpec
 
@@ -40,11 +41,8 @@ def explains_errors(command: Callable[P, None]) -> Callable[P, None]:
         from warploom.core.errors import WarploomError
 
         try:
-            command(*args, **kwargs)
-            sys.stdout.flush()
-        except BrokenPipeError:  # of `… | head`, which has read what it wants
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(0) from None
+            with ends_with_its_reader():
+                command(*args, **kwargs)
         except WarploomError as error:
             if settings.debug:
                 raise
@@ -55,6 +53,17 @@ def explains_errors(command: Callable[P, None]) -> Callable[P, None]:
             fail(f"{error.filename or 'writing'}: {error.strerror or error}")
 
     return run
+
+
+@contextmanager
+def ends_with_its_reader() -> Iterator[None]:
+    """End with exit code 0 where standard output is closed: ``… | head`` has read what it wants."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from None
 
 
 def explained(error: WarploomError) -> str:
