@@ -175,6 +175,11 @@ def test_a_pattern_of_wrong_elements_is_named(shape, where, pattern):
     assert compared("y", got, np.zeros(shape), 0).pattern == pattern
 
 
+def test_a_transposed_result_is_named():
+    wanted = np.arange(64.0).reshape(8, 8)
+    assert compared("y", wanted.T, wanted, 0).pattern == "the transpose of what is expected"
+
+
 def test_check_shows_which_elements_are_wrong_and_which_kernels_it_left_out(invoke, target):
     result = invoke("check", target, "--set", "factor=3.0", "--seed", "1")
     assert result.exit_code == 1

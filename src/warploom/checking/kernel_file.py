@@ -36,7 +36,8 @@ class ExampleResult:
     """One array that was expected: an element's largest absolute error (NaN counts as infinite), and the tolerance.
 
     Of ``count`` elements ``wrong`` are beyond it, ``nans`` of them NaN; ``first`` has the indices of the first few,
-    what came out and what was expected. ``pattern`` says where they lie, if that is no more than a part of an axis.
+    what came out and what was expected. ``pattern`` says where they lie, if that is no more than a part of an axis,
+    or that the array is transposed.
     """
 
     name: str
@@ -255,6 +256,8 @@ def compared(name: str, got: Any, expected: Any, tolerance: float) -> ExampleRes
     first = tuple((tuple(map(int, at)), float(found[tuple(at)]), float(wanted[tuple(at)])) for at in wrong[:_SHOWN])
     nans = int(np.isnan(found[off > tolerance]).sum())
     pattern = ", ".join(filter(None, (_part(axis, found.ndim, off > tolerance) for axis in range(found.ndim))))
+    if len(wrong) and found.ndim == 2 and found.T.shape == wanted.shape and (abs(found.T - wanted) <= tolerance).all():
+        pattern = "the transpose of what is expected"
     return ExampleResult(name, largest, tolerance, largest <= tolerance, found.size, len(wrong), nans, first, pattern)
 
 

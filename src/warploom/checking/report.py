@@ -63,7 +63,7 @@ def wrong_elements(result: ExampleResult) -> Iterator[str]:
     if result.ok:
         return
     nans = f", {result.nans} of them NaN" if result.nans else ""
-    where = f", all at {result.pattern}" if result.pattern else ""
+    where = f": {result.pattern}" if result.pattern else ""
     yield f"{result.wrong} of {result.count} elements are wrong{nans}{where}; the first:"
     for index, got, expected in result.first:
         yield f"{result.name}[{', '.join(map(str, index))}] is {got:.6g}, expected {expected:.6g}"
