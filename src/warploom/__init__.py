@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from warploom.ops.loss import linear_cross_entropy, plan_linear_cross_entropy
     from warploom.ops.matmul import MatmulPlan, matmul, plan_matmul
     from warploom.ops.reduce import ReducePlan, matmul_reduce, plan_matmul_reduce
+    from warploom.ops.warmup import warmup
 
 
 def _launch(*given: Any, **configuration: Any) -> None:
@@ -49,6 +50,7 @@ _NAMES = {
     "ops.reduce": "matmul_reduce plan_matmul_reduce ReducePlan",
     "ops.loss": "linear_cross_entropy plan_linear_cross_entropy",
     "ops.launch": "launch",
+    "ops.warmup": "warmup",
     "checking.foreign": "check_ptx CheckedPtx check_cuda check_triton",
 }
 """Module of the package → the public names in it."""
@@ -79,6 +81,7 @@ __all__ = [
     "plan_linear_cross_entropy",
     "plan_matmul",
     "plan_matmul_reduce",
+    "warmup",
 ]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.ops.emulated_gpu import DeviceCopy, EmulatedGpu, queue_on, repeated
 from warploom.core.targets import target
-from warploom.ops import backends, calls, launch, steps, tuned
+from warploom.ops import backends, calls, launch, steps, tuned, warmup
 from warploom.ops.attention import attention_backward_call, attention_call
 from warploom.ops.attention_paged import append_call, attention_paged_call
 from warploom.ops.attention_varlen import attention_varlen_backward_call, attention_varlen_call
@@ -53,6 +53,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedGpu]:
     monkeypatch.setattr(steps, "zeroing", made.zeroing)
     monkeypatch.setattr(steps, "repeated", repeated)
     monkeypatch.setattr(steps, "queue_on", queue_on)
+    for module in (steps, warmup):
+        monkeypatch.setattr(module, "compile_together", lambda *_: None)
     monkeypatch.setattr(steps, "current_stream", lambda *_: 0)
     monkeypatch.setattr(calls, "stream_reader", lambda *_: lambda: 0)
     for call in CALLS:

@@ -93,6 +93,7 @@ def silent_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(calls, "stream_reader", lambda *_: int)
     monkeypatch.setattr(steps, "current_stream", lambda *_: 0)
     monkeypatch.setattr(steps, "queue_on", queue_on)
+    monkeypatch.setattr(steps, "compile_together", lambda *_: None)
     monkeypatch.setattr(steps, "zeroing", lambda *_: (partial(tuple, (0,)), None))
     monkeypatch.setattr(steps, "repeated", _repeated)
     monkeypatch.setattr(

@@ -29,6 +29,7 @@ ORDER = (
     "show",
     "bench",
     "tune",
+    "pack",
     "doctor",
     "inspect",
     "plot",

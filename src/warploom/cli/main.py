@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from warploom.cli import bench, check, doctor, layout, new, tune
+from warploom.cli import bench, check, doctor, layout, new, pack, tune
 from warploom.cli.commands import SETTINGS, Commands
 from warploom.cli.errors import settings
 from warploom.cli.output import accept_any_text
@@ -26,6 +26,7 @@ app.add_typer(new.app, name="new")
 app.command("bench")(bench.bench)
 app.add_typer(tune.app, name="tune")
 app.command("doctor")(doctor.doctor)
+app.command("pack")(pack.pack)
 app.command("layout")(layout.layout)
 
 

@@ -18,6 +18,11 @@ def cache_folder() -> Path:
         return Path(os.devnull) / "no-home-folder"
 
 
+def pack_files() -> list[Path]:
+    """The packs of compiled kernels that ``$WARPLOOM_PACK`` names, with the system's separator of paths between."""
+    return [Path(name) for name in os.environ.get("WARPLOOM_PACK", "").split(os.pathsep) if name]
+
+
 def _cache_folder() -> Path:
     chosen = os.environ.get("WARPLOOM_CACHE")
     if chosen:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from warploom.core.settings import cache_folder
+from warploom.core.settings import cache_folder, pack_files
 from warploom.core.targets import target
 from warploom.cuda.cubin import resources
 from warploom.cuda.device import compiler_generation, cuda_core, nvrtc_version
@@ -92,8 +92,13 @@ def find_traced(origin: str, arch: str, read: Callable[[Any], T]) -> tuple[Compi
     """The kernel that :func:`keep_traced` kept for ``origin`` and ``arch``, and its facts; None if there is none.
 
     ``read`` turns the facts into what the caller wants, and raises ValueError for what it did not write. Needs neither
-    the kernel's source nor NVRTC.
+    the kernel's source nor NVRTC. Packs come first, whatever compiler they were made with.
     """
+    if pack_files():
+        from warploom.cuda.pack import find_packed
+
+        if (packed := find_packed(origin, arch, read)) is not None:
+            return packed
     store = _store()
     return store.load_pointer(_pointer_key(origin, arch), arch, read) if store else None
 

@@ -32,6 +32,7 @@ from warploom.ops import attention_paged as of_cached
 from warploom.ops import attention_varlen as of_packed
 from warploom.ops.calls import Caller
 from warploom.ops.declare import Arguments, Option, flag
+from warploom.ops.steps import Launches
 
 _DETERMINISTIC = Option("deterministic", "bool", False)
 DIFFERENTIATED = *"qkv", *HEAD_ARRAYS
@@ -50,7 +51,9 @@ class Attention:
         self.caller, self._name, self._backward = caller, caller.name, backward
         derivative = self._recorder = None
         if backward is not None:
-            derivative = Derivative(frozenset(DIFFERENTIATED), self._gradients, needs={"return_lse": True})
+            derivative = Derivative(
+                frozenset(DIFFERENTIATED), self._gradients, needs={"return_lse": True}, ahead=self._planned
+            )
             self._recorder = Recorder(caller, derivative)
         more = () if derivative is None else (_DETERMINISTIC,)
         self.schema, self.operator = define_call(caller, fixed={"return_lse": False}, more=more, check=check)
@@ -70,6 +73,20 @@ class Attention:
             return getattr(operators, self._name)(**arguments)
         out, lse = getattr(operators, f"{self._name}_lse")(**arguments)  # the backward pass needs both
         return (out, lse) if return_lse else out
+
+    def _planned(self, given: Named) -> Launches:
+        """The plan of the backward pass of a call, for a gradient that lies as the output."""
+        backward, made = (
+            self._backward,
+            self.caller.computation({**self._own(self.caller, given), "return_lse": True}).new,
+        )
+        assert backward is not None
+        return backward.computation(self._own(backward, {**given, **made, "dout": made["out"]})).planned()
+
+    @staticmethod
+    def _own(caller: Caller, given: Named) -> dict[str, Any]:
+        """The arguments that an operation has."""
+        return {name: given[name] for name in (*caller.array_names, *caller.option_names) if name in given}
 
     def _gradients(self, call: RecordedCall, how: BackwardPass) -> dict[str, Place]:
         """The gradients of a node by the arrays of the call, of their types: those of options come in float32."""

@@ -7,6 +7,7 @@ of its tensors (:class:`~warploom.ops.calls.CallCache`), and so are the calls of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
@@ -14,12 +15,15 @@ from typing import Any
 import torch
 
 from warploom.core import above
-from warploom.core.errors import ProblemError
+from warploom.core.errors import ProblemError, WarploomError
 from warploom.interop import tracing
 from warploom.interop.refusals import NO_BACKWARD, has_memory, refuse_tangent
 from warploom.interop.torch_internals import recogniser, run_backward_by, tangents_are_on
 from warploom.operators.schema import Named
+from warploom.ops.backends import Processor
 from warploom.ops.calls import Caller, Repeatable
+from warploom.ops.steps import Launches
+from warploom.ops.warmup import compile_meanwhile
 
 Tensors = Sequence[torch.Tensor | None]
 Function = Callable[[torch.Tensor], torch.Tensor]
@@ -150,6 +154,8 @@ class Derivative:
     no derivative. ``needs`` are options, by their values, without which results are missing that the backward pass
     takes: last ones, which the caller does not see. ``formed`` names the very last of these, which are gradients: the
     node does not save them, and its first backward pass takes them.
+    ``ahead`` plans the backward pass of a call with arguments, by name, so that its kernels compile beside those of the
+    call.
     """
 
     by: frozenset[str]
@@ -158,6 +164,7 @@ class Derivative:
     check: Callable[[Named], None] | None = None
     needs: Named = field(default_factory=dict[str, Any])
     formed: frozenset[str] = frozenset()
+    ahead: Callable[[Named], Launches] | None = None
 
 
 class RecordedCall:
@@ -298,6 +305,7 @@ class Recorder:
     def __init__(self, caller: Caller, derivative: Derivative) -> None:
         self.caller, self.derivative = caller, derivative
         self.apply = node(caller.name, kept=derivative.kept)
+        self._begun = set[Any]()
 
     def __call__(
         self,
@@ -330,12 +338,28 @@ class Recorder:
                     refuse_tangent(x, name)
             options = tuple(caller.declaration.plain(options).values())  # as they are now: lists and tensors may change
             call = EagerCall(self, arrays, options, config, more, check)
+            self._compile_backward(arrays, options, more, config)
             made = call.on([x for x in arrays if x is not None])
             if asked[: len(given)] == given and not any(map(_may_change, given)):
                 caller.cache.recognise(asked, config, arrays, call, True)
                 if public is not None and not any(map(_may_change, public[1])):
                     public[0].cache.recognise(public[0].asked(public[1]), config, arrays, call, True)
         return caller.returned(made, arrays)
+
+    def _compile_backward(self, arrays: tuple[Any, ...], options: tuple[Any, ...], more: Named, config: Any) -> None:
+        """Have the backward pass compiled meanwhile, for the first call on a GPU with such options and last sizes."""
+        if self.derivative.ahead is None or config is not None:
+            return
+        device = arrays[0].device
+        gpu = Processor.of((device.type, device.index or 0)).gpu
+        kind = options, *more.items(), *[x is not None and (x.dtype, x.shape[-1]) for x in arrays]
+        if gpu is None or kind in self._begun:
+            return
+        self._begun.add(kind)
+        named = dict(zip(self.caller.option_names, options, strict=True))
+        with suppress(WarploomError), torch.no_grad():  # the call itself raises what is wrong
+            plan = self.derivative.ahead({**self.caller.declaration.named(arrays), **named, **more})
+            compile_meanwhile(plan, gpu)
 
 
 def _may_change(option: Any) -> bool:

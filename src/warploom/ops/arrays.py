@@ -209,8 +209,9 @@ class ArrayArgument:
     ask of it. ``kernel`` is the kernels' name for it, where that is another.
 
     A ``written`` array takes a result, and shares no memory with others, except that it may lie exactly ``over`` the
-    array of that name. ``many`` arrays come as a tuple, and are numbered. ``hint`` ends messages about shape and type.
-    A ``late`` one is the result of another call: its shape follows from the other arrays.
+    array of that name. ``many`` arrays come as a tuple, and are numbered. ``hint`` ends messages about its shape.
+    A ``late`` one is the result of another call: its shape follows from the other arrays, and messages about its type
+    have the hint too.
     """
 
     dims: str = ""
@@ -282,6 +283,12 @@ def _forms(dims: str, given: tuple[str, ...], turned: tuple[int, ...] | None) ->
     forms = [([*map(Dimension.of, words.split())], by.strip()) for words, _, by in parts]
     found = [form for form, by in forms if by in given] or [form for form, by in forms if not by]
     return tuple([tuple([x[i] for i in turned]) if turned and len(x) == len(turned) else tuple(x) for x in found])
+
+
+def said_of(dims: str, given: tuple[str, ...], turned: tuple[int, ...] | None = None) -> str:
+    """``(batch, heads) or (heads,)``: the alternatives of dimensions where these arrays are given."""
+    forms = [[dim.word for dim in form] for form in _forms(dims, given, turned)]
+    return " or ".join(f"({', '.join(form)}{',' * (len(form) == 1)})" for form in forms) if dims else ""
 
 
 _LEADING = Dimension.of("...")
@@ -357,8 +364,7 @@ class Binding:
         self, array: ArrayArgument, shape: tuple[Any, ...], form: tuple[Dimension, ...], fits: bool
     ) -> str:
         """Why a shape is refused; ``form`` is the likeliest one, which ``fits`` in the number of dimensions."""
-        forms = [[dim.word for dim in x] for x in _forms(array.dims, self.given, self.turned)]
-        said = " or ".join(f"({', '.join(x)}{',' * (len(x) == 1)})" for x in forms)
+        said = said_of(array.dims, self.given, self.turned)
         by = next((f"with {x} " for x in self.given if f" if {x}" in array.dims), "")
         form = tuple([dim for dim in form if dim != _LEADING])
         found = shape[-len(form) :] if fits else [None] * len(form)
@@ -390,7 +396,7 @@ class Binding:
                     f"one type{taken}"
                 )
         taken = " or ".join([DTYPES[x].array_name if x in DTYPES else x for x in allowed])
-        hint = f" ({array.hint})" if array.hint else ""
+        hint = f" ({array.hint})" if array.late and array.hint else ""
         raise ProblemError(
             f"{array.name} is {dtype.array_name}, which this operation does not take: convert it to {taken}{hint}"
         )

@@ -12,7 +12,9 @@ import hashlib
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -25,7 +27,7 @@ from warploom.core.dtypes import u32
 from warploom.core.errors import EmulationError, EmulationWarning, warn_caller
 from warploom.core.identity import UnstableError, stable_text
 from warploom.core.once import once
-from warploom.core.targets import Target, target
+from warploom.core.targets import GPUS, Target, target
 from warploom.interop.arrays import SYNCHRONOUS_KINDS, ArrayView, Device, as_numpy, current_stream
 from warploom.kernels.source import KernelCall, KernelSource, MappedArray
 
@@ -82,7 +84,12 @@ class Processor:
 
     @classmethod
     def of(cls, device: Device, *, requires: str | None = None) -> Processor:
-        """Where arrays on a device are worked on; ``requires``: the architecture that a given configuration needs."""
+        """Where arrays on a device are worked on; ``requires``: the architecture that a given configuration needs.
+
+        Within :func:`planned_for` that is a GPU of the architecture named there, which need not be at hand.
+        """
+        if (planned := _PLANNED_FOR.get()) is not None:
+            return planned
         if device[0] != "cuda" and not gpu_present():
             return cls(None, target(requires or EMULATED_TARGET), EMULATED_MULTIPROCESSORS)
         number = device[1] if device[0] == "cuda" else 0
@@ -90,6 +97,22 @@ class Processor:
 
     def __str__(self) -> str:
         return "the emulator" if self.gpu is None else f"GPU {self.gpu}"
+
+
+_PLANNED_FOR: ContextVar[Processor | None] = ContextVar("planned_for", default=None)
+
+
+@contextmanager
+def planned_for(arch: str) -> Generator[Processor]:
+    """Plans made within are those of a GPU of an architecture. Raises ConfigError for an unknown one."""
+    found = target(arch)
+    count = next((gpu.multiprocessors for gpu in GPUS.values() if gpu.arch == found.name), EMULATED_MULTIPROCESSORS)
+    planned = Processor(None, found, count)
+    token = _PLANNED_FOR.set(planned)
+    try:
+        yield planned
+    finally:
+        _PLANNED_FOR.reset(token)
 
 
 # -- kernels on disk
@@ -214,6 +237,22 @@ def built(source: KernelSource, arch: str) -> tuple[CompiledKernel, Signature]:
     if key is not None and key == origin(source):  # no file was edited while its code was being imported
         keep_traced(key, kernel, asdict(signature))
     return kernel, signature
+
+
+def built_together(sources: Iterable[KernelSource], arch: str) -> dict[KernelSource, tuple[CompiledKernel, Signature]]:
+    """:func:`built` for several sources, side by side: NVRTC lets other threads run while it compiles."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from warploom.cuda.compile import available_cores
+
+    wanted = list(dict.fromkeys(sources))
+    with ThreadPoolExecutor(available_cores(), thread_name_prefix="warploom-compile") as pool:
+        return dict(zip(wanted, pool.map(lambda source: built(source, arch), wanted), strict=True))
+
+
+def compile_together(calls: Iterable[KernelCall], device: int) -> None:
+    """Have the kernels of several launches on a GPU compiled side by side, where none has made them before."""
+    built_together((call.source for call in calls), gpu_target(device).name)
 
 
 def scalar_arguments(program: Program, scalars: Mapping[str, int]) -> list[int]:
@@ -388,12 +427,12 @@ def warn_of_emulator(name: str, more: str = "") -> None:
 
 
 def emulated(program: Program, grid: Grid, arguments: Sequence[Any] | Mapping[str, Any]) -> Emulation:
-    """Run in place of a GPU. Raises EmulationError if it finds a defect."""
+    """Run in place of a GPU. Raises EmulationError if it finds a defect; what is for review is none."""
     from warploom.emulate import emulate
 
     emulation = emulate(program, grid, arguments)
     print(emulation.printed, end="")
-    if emulation.findings:
+    if any(finding.grade == "error" for finding in emulation.findings):
         listed = "\n".join(str(f) for f in emulation.findings[:8])
         raise EmulationError(f"{program.name} has defects:\n{listed}", tuple(emulation.findings))
     return emulation

@@ -28,7 +28,7 @@ from warploom.interop.arrays import (
 )
 from warploom.interop.overlap import Written, count_write
 from warploom.interop.torch_internals import recogniser, tangents_are_on, watches
-from warploom.ops.declare import Arguments, Declaration, Views, flag, known_signature, refuse_unknown
+from warploom.ops.declare import Arguments, Declaration, Views, flag, refuse_unknown, shown_signature
 from warploom.ops.steps import Launches, Prepared, run_anew
 
 _KEPT = 4096  # prepared calls of an operation
@@ -67,12 +67,16 @@ class Computation:
         read = self.given.views if self.taken is None else self.taken
         return {name: view for name, view in read.items() if name not in self.written} | self.written
 
+    @property
+    def new(self) -> Views:
+        """The results as arrays that are to be made."""
+        first = next(iter(self.given.views.values()))
+        made = self.given.results.items()
+        return {name: as_if_compact(first._replace(shape=tuple(shape), dtype=dtype)) for name, (shape, dtype) in made}
+
     def planned(self) -> Any:
         """The plan for arrays that lie as those given. Raises ConfigError for a configuration that does not fit."""
-        first, new = next(iter(self.given.views.values())), Views()
-        for name, (shape, dtype) in self.given.results.items():
-            new[name] = as_if_compact(first._replace(shape=tuple(shape), dtype=dtype))
-        return self.plan(self.callers | new)
+        return self.plan(self.callers | self.new)
 
 
 class Repeatable(Protocol):
@@ -247,7 +251,7 @@ class Caller:
         look: Callable[[Arguments], None] | None = None,
         recorded: bool = False,
     ) -> None:
-        signature = vars(function)["__signature__"] = known_signature(function)  # what help and editors show
+        signature = vars(function)["__signature__"] = shown_signature(function)  # what help and editors show
         self.function, self.declaration = function, (declaration := Declaration.of(function))
         self.parameters = tuple(signature.parameters)
         self.name, self.recorded, self.work, self.look = declaration.name, recorded, work, look

@@ -25,7 +25,7 @@ from warploom.interop.arrays import ArrayView, empty, filled, same_device
 from warploom.interop.overlap import same_elements, share_memory
 from warploom.interop.refusals import refuse_watched
 from warploom.kernels.attention.scores import OPTIONS
-from warploom.ops.arrays import ArrayArgument, Binding, Copy, ResultArray, Shapes
+from warploom.ops.arrays import ArrayArgument, Binding, Copy, ResultArray, Shapes, said_of
 
 Views = dict[str, ArrayView]
 """Arrays by the kernels' names."""
@@ -210,10 +210,29 @@ def by_our_names(**given: Any) -> dict[str, Any]:
     return {_OURS.get(name, name): x for name, x in given.items()}
 
 
+class _Text(str):
+    """An annotation that ``help()`` shows without quotes."""
+
+    __repr__ = str.__str__
+
+
 def known_signature(function: Callable[..., Any]) -> inspect.Signature:
     """The signature of a function without the parameter that takes keywords which it does not know."""
     found = inspect.signature(function)
     return found.replace(parameters=[x for x in found.parameters.values() if x.kind is not x.VAR_KEYWORD])
+
+
+def shown_signature(function: Callable[..., Any]) -> inspect.Signature:
+    """The known signature of an operation as ``help()`` shows it: ``x: array (m, k)``, by the array's declaration."""
+    found, hints = known_signature(function), get_type_hints(function, include_extras=True)
+    given = tuple([x.name for x in found.parameters.values() if x.default is x.empty])
+
+    def text(name: str, annotation: Any) -> str:
+        said = next((x for x in get_args(hints[name]) if isinstance(x, ArrayArgument | ResultArray)), None)
+        return _Text(annotation if said is None else f"array {said_of(said.dims, given)}".rstrip())
+
+    parameters = [x.replace(annotation=text(x.name, x.annotation)) for x in found.parameters.values()]
+    return found.replace(parameters=parameters, return_annotation=text("return", found.return_annotation))
 
 
 def refuse_unknown(name: str, unknown: Iterable[str], known: Iterable[str]) -> NoReturn:

@@ -42,9 +42,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+_FLAT = "flatten what stands before the last dimension: x.reshape(-1, x.shape[-1])"
 _ROWS = "one number for each row of x"
 _WORDS = "x is (m, k) and w (n, k), one row a word"
-Hidden = Annotated[Any, ArrayArgument("m k", memory=LINES, kernel="a")]
+Hidden = Annotated[Any, ArrayArgument("m k", memory=LINES, kernel="a", hint=_FLAT)]
 Vocabulary = Annotated[Any, ArrayArgument("n k", memory=LINES, kernel="b", hint=_WORDS)]
 FormedHidden = Annotated[Any, ArrayArgument("m k", memory=LINES)]
 FormedVocabulary = Annotated[Any, ArrayArgument("n k", memory=LINES, hint=_WORDS)]

@@ -33,6 +33,7 @@ from warploom.ops.arrays import as_elements
 from warploom.ops.backends import (
     GpuCall,
     Processor,
+    compile_together,
     emulated_seconds,
     queue_on,
     repeated,
@@ -213,6 +214,8 @@ class Steps:
         starts = dict(zip(self.workspace, offsets, strict=True))
         number = {name: i for i, name in enumerate((*names, *starts))}
         calls = {call.kernel: call for call in self.calls}  # some are launched several times
+        if len(calls) > 1:
+            compile_together(calls.values(), device)
         kernels = {key: GpuCall.of(call, device) for key, call in calls.items()}
         loaded = [
             Loaded(

@@ -75,6 +75,7 @@ def on_cpu(monkeypatch):
     monkeypatch.setattr(steps, "GpuCall", SimpleNamespace(of=prepared))
     monkeypatch.setattr(matmul, "current_stream", lambda kind, device: STREAM)
     monkeypatch.setattr(steps, "repeated", repeated)
+    monkeypatch.setattr(steps, "compile_together", lambda *_: None)
     monkeypatch.setattr(steps, "zeroing", lambda at, words, _: (partial(ctypes.memset, at, 0, 4 * words), None))
     monkeypatch.setattr(steps, "queue_on", queue_on)
 
