@@ -25,6 +25,10 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"warploom {version}"
+# Where the sources and the built site of this version are, if anywhere: pages then link to both.
+if repository := os.environ.get("WARPLOOM_REPOSITORY", ""):
+    html_theme_options = {"source_repository": repository, "source_branch": "main", "source_directory": "docs/"}
+html_baseurl = os.environ.get("WARPLOOM_SITE", "")
 html_copy_source = False
 html_static_path = ["static"]
 html_css_files = ["site.css"]

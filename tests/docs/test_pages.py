@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import warploom
 from tests.docs.pages import PAGES, ROOT, PageError, Reader, blocks_of, load
 
 _LINK = re.compile(r"\[[^\]]*\]\((?!https?:|mailto:)([^)#\s]*)(#[^)\s]*)?\)")
@@ -132,3 +133,9 @@ def test_the_reference_lists_members_that_exist() -> None:
     ]
     assert listed
     assert [at for at in listed if not hasattr(import_module(at[0]), at[1])] == []
+
+
+def test_the_changelog_begins_with_the_version_that_this_is() -> None:
+    first = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert first is not None
+    assert first[1] == warploom.__version__

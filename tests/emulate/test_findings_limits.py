@@ -184,8 +184,22 @@ def test_named_barriers_deadlock_and_counts(seed: int | None) -> None:
     assert (out == numbers(32) + 1).all()
     (dead,) = emulate(rendezvous.trace(count=64, arrive=False), 1, [np.zeros(32, np.uint32)], seed=seed).findings
     assert dead.kind == "deadlock"
-    assert "32 of 64 threads: warp 0 came, warp 1 has ended, warp 2 has ended" in dead.message
+    assert "32 of 64 threads: warp 0 came, warps 1, 2 have ended" in dead.message
     assert kinds(emulate(rendezvous.trace(count=96, arrive=True), 1, [out], seed=seed)) == {"deadlock"}
+
+
+@kernel(threads=128)
+def role_that_meets_all(k: Kernel, out: Global[U32]) -> None:
+    with k.warps(0, 2):
+        k.syncthreads()
+    with k.warps(2, 4):
+        out.store(k.lane, k.lane)
+
+
+def test_a_role_that_waits_for_all_threads_is_told_of_named_barriers_once() -> None:
+    (dead,) = emulate(role_that_meets_all.trace(), 4, [np.zeros(32, np.uint32)]).findings
+    assert "k.named_barriers()" in dead.message
+    assert dead.message.count("barrier 0 has 64 of 128 threads") == 1
 
 
 @kernel(threads=32)

@@ -81,3 +81,11 @@ def test_what_is_no_configuration_at_all_is_refused(operation: str, config: Any)
         OPERATIONS[operation][1](config)
     with pytest.raises(ConfigError):
         OPERATIONS[operation][1](type(config))
+
+
+@pytest.mark.parametrize("text", ["fast", "tile_m=64", "matmul_sm80"])
+def test_a_text_that_is_no_configuration_is_answered_with_those_that_calls_take(text):
+    x = np.zeros((64, 64), np.float16)
+    with pytest.raises(ConfigError, match=r"matmul_sm80\(") as refused:
+        warploom.plan_matmul(x, x, config=text)
+    assert "BM=" not in str(refused.value)

@@ -60,6 +60,14 @@ def test_every_argument_reaches_its_place(call, monkeypatch):
     assert (config, check, unknown) == (given.get("config"), given.get("check", False), {})
 
 
+def test_help_shows_the_dimensions_of_arrays_and_the_types_of_options():
+    found = inspect.signature(warploom.linear_cross_entropy)
+    shown = str(found)
+    for text in ("x: array (m, k)", "target: array (m,)", "softcap: float | None = None", "-> array (m,)"):
+        assert text in shown
+    assert "q: array (total_q, heads, head_dim)" in str(inspect.signature(warploom.attention_varlen))
+
+
 @pytest.mark.parametrize("name", EAGER)
 def test_an_operator_takes_what_its_function_takes(name):
     """By its schema, where a window is two numbers, but for what is written, waited for, or computed around it."""

@@ -118,7 +118,6 @@ def read(value: Any, kinds: Sequence[type[Read] | str], **types: DType) -> Read 
     """
     if value is None:
         return None
-    words: list[str] = []
     for kind in all_kinds(kinds):
         if type(value) is kind:
             return value  # type: ignore[return-value]
@@ -126,9 +125,11 @@ def read(value: Any, kinds: Sequence[type[Read] | str], **types: DType) -> Read 
             found, given = kind.parse(value), kind.settings_of(value) if types else {}
             left_out = {f.name for f in fields(found)} - given.keys()
             return replace(found, **{name: x for name, x in types.items() if name in left_out})
-        words.append(kind.word if kind.reads(kind.word) else str(kind()))
-    what = f"write {', '.join(words[:-1])} or {words[-1]}, or give such an object"
-    raise ConfigError(f"config cannot be {shown(value)}: {what}")
+    words = [f"{kind.word}(…)" for kind in kinds if not isinstance(kind, str)]
+    raise ConfigError(
+        f"config cannot be {shown(value)}: leave it out for the default, or write {' or '.join(words)} with flags, "
+        "as a plan's config is printed"
+    )
 
 
 class AnyConfiguration(Protocol):

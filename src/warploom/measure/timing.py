@@ -86,6 +86,8 @@ class EventClock:
         from warploom.cuda.device import cuda_core
 
         core = cuda_core()
+        if not stream:
+            core.Device().set_current()  # events of the default stream are those of the thread's current context
         self._stream = core.Stream.from_handle(stream) if stream else core.LEGACY_DEFAULT_STREAM
         self._options = core.EventOptions(timing_enabled=True)
 

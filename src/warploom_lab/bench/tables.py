@@ -15,7 +15,7 @@ _NUMBERED = re.compile(r"^kernel \w+: ")
 def static_cells(rows: Rows) -> tuple[list[str], list[list[str]]]:
     """(header, cells) of what needs no GPU: error, findings, bank conflicts, registers and spills."""
     targets = list(dict.fromkeys(arch for row in rows for arch in row["targets"]))
-    header = ["rung", "name", "error / bound", "findings", "ldmatrix × ideal", "other shared × ideal"]
+    header = ["rung", "name", "error / bound", "findings", "ldmatrix wavefronts", "other wavefronts"]
     header += [f"{arch} registers (spilled)" for arch in targets]
     body: list[list[str]] = []
     for row in rows:
@@ -79,7 +79,10 @@ def ladder_tables(rows: Rows) -> list[Any]:
     from rich.table import Table
 
     tables: list[Any] = []
-    static = "registers per thread; spills in bytes; wavefronts of shared memory over the conflict-free ideal"
+    static = (
+        "wavefronts of shared-memory accesses × the fewest without bank conflicts; registers per thread, bytes of "
+        "spills; –: not for that architecture"
+    )
     timed = [(", ".join(filter(None, (_gpu_title(rows), of))), gpu_cells(rows, of)) for of in conditions(rows)]
     for title, (header, body) in ((static, static_cells(rows)), *timed):
         if not body:
@@ -90,7 +93,7 @@ def ladder_tables(rows: Rows) -> list[Any]:
             text = name if words else _stacked(name)
             table.add_column(text, justify="left" if words else "right", overflow="fold", no_wrap=not words)
         for rung, name, *cells in body:
-            table.add_row(rung, _NUMBERED.sub("", name), *(c.replace("does not fit", "no fit") for c in cells))
+            table.add_row(rung, _NUMBERED.sub("", name), *cells)
         tables.append(table)
     return tables
 
@@ -163,6 +166,6 @@ def _target(entry: Mapping[str, Any] | None) -> str:
     if entry is None:
         return "–"
     if "registers" not in entry:
-        return "does not fit" if "not_for" in entry else "error"
+        return "–" if "not_for" in entry else "error"
     spilled = entry["spill_bytes"]
     return f"{entry['registers']} ({'?' if spilled is None else spilled})"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True)
 
 SHOWN_AFTER = 5.0
-"""Seconds after which a ladder says how long it will take."""
+"""Seconds between two remarks on how long a ladder will still take."""
 
 
 @dataclass(frozen=True)
@@ -208,20 +208,21 @@ def run(
 ) -> LadderResult:
     """Run the ladder under a progress bar; ``more`` as it takes it.
 
-    It says how long all will take once this machine has shown how fast it is.
+    Each step that ends is told, with the time that the others will take on this machine.
     """
     from warploom_lab.bench.ladder import run_ladder
 
     note(f"{len(rungs)} rungs on the emulator with all checks, and through the compiler")
-    start, told = time.perf_counter(), False
+    start, last, told = time.perf_counter(), "", 0.0
     with progress_bar() as progress:
 
         def tell(text: str, fraction: float) -> None:
-            nonlocal told
+            nonlocal last, told
             seconds = time.perf_counter() - start
-            if not told and seconds >= SHOWN_AFTER and fraction > 0:
-                told = True
-                note(f"about {seconds / fraction:.0f} s in all, by how fast the first of them go on this machine")
+            if text != last and 0 < fraction < 1 and seconds - told >= SHOWN_AFTER:
+                note(f"{last}: done; about {seconds / fraction - seconds:.0f} s to go on this machine")
+                told = seconds
+            last = text
             progress(text, fraction)
 
         return run_ladder(family, rungs, seed=seed, gpu_sizes=sizes, progress=tell, **more)

@@ -209,8 +209,11 @@ class Barriers:
         everyone = range(key[0] * warps, (key[0] + 1) * warps)
         came = {row for row in everyone if self.clocks.columns[row] in phase.came}
         parts = [f"{warps_text(came, warps)} came"]
-        elsewhere = [row for row in everyone if row not in came][:4]
-        parts += [f"{warps_text({row}, warps)} {whereabouts(row, waits)}" for row in elsewhere]
+        elsewhere = dict[SourceLine | None, set[int]]()
+        for row in everyone:
+            if row not in came:
+                elsewhere.setdefault(waits.get(row), set()).add(row)
+        parts += [f"{warps_text(rows, warps)} {whereabouts(rows, waits)}" for rows in [*elsewhere.values()][:4]]
         text = f"barrier {key[1]} has {32 * phase.count} of {phase.expected} threads: {', '.join(parts)}"
         if key in self.mixed:
             text += f"; before, it was met from {' and '.join(map(str, self.mixed[key][1]))} at once"
@@ -327,6 +330,9 @@ def warps_text(rows: set[int], of_cta: int) -> str:
     return f"warp{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
-def whereabouts(row: int, waits: Mapping[int, SourceLine]) -> str:
-    """Where a warp is while others wait for it for ever; rows wait at the lines of ``waits``."""
-    return f"waits at {waits[row]}" if row in waits else "has ended"
+def whereabouts(rows: set[int], waits: Mapping[int, SourceLine]) -> str:
+    """Where warps are while others wait for them for ever; rows wait at the lines of ``waits``, these at one."""
+    row, one = min(rows), len(rows) == 1
+    if row in waits:
+        return f"wait{'s' * one} at {waits[row]}"
+    return f"{'has' if one else 'have'} ended"

@@ -181,7 +181,7 @@ class Mbarriers:
         parts = [f"{warps_text(now, clocks.warps_per_cta)} came at {bar.arrival.where.stack}"] if now else []
         for row in sorted(last - now)[:4]:
             name = warps_text({row}, clocks.warps_per_cta)
-            parts.append(f"{name} came for the phase before and {whereabouts(row, waits)}")
+            parts.append(f"{name} came for the phase before and {whereabouts({row}, waits)}")
         return ", ".join(parts)
 
     def progress(self, row: int) -> int:

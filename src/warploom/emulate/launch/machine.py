@@ -48,9 +48,9 @@ from warploom.emulate.transactions.tensor_maps import TensorMapArgument
 from warploom.emulate.transactions.transaction import CopyQueue
 from warploom.emulate.transactions.warpgroups import WARPS, RegisterPools, Warpgroups, has_wgmma
 from warploom.ir.program import Program
-from warploom.ir.statements import Const, Op, SourceLine, Value
+from warploom.ir.statements import Const, Op, Roles, SourceLine, Value, blocks, walk
 from warploom.isa.conversion import FULL_MASK
-from warploom.isa.effects import Access, Effect, Fence, GlobalWait, MbarrierWait, RegisterBudget, WarpSync
+from warploom.isa.effects import Access, Barrier, Effect, Fence, GlobalWait, MbarrierWait, RegisterBudget, WarpSync
 
 Array = NDArray[Any]
 
@@ -380,13 +380,14 @@ class _Launch:
         waiting = {row: wait for wait in waits for row in wait.rows}
         self.executor.warpgroups.check_together(set(waiting))
         lines = {row: wait.op.where for row, wait in waiting.items()}
-        named = "; ".join(self.executor.barriers.describe(key, lines) for key in self.executor.barriers.open)
+        barriers = self.executor.barriers
         for row in sorted(waiting, key=lambda row: (-self.executor.mbarriers.progress(row), row)):
-            parts = (named, self.executor.mbarriers.describe(row, lines), self.executor.clusters.describe(row))
+            named = [barriers.describe(key, lines) for key in barriers.open if key[0] == row // self.warps]
+            parts = (*named, self.executor.mbarriers.describe(row, lines), self.executor.clusters.describe(row))
             parts = (*parts, self.executor.warpgroups.describe(row), self.executor.registers.describe(row))
             state = "; ".join(p for p in parts if p) or "nothing will complete"
             wait = waiting[row]
-            message = f"{wait.op.instruction.mnemonic} waits for ever ({state}): {_cure(wait.op)}"
+            message = f"{wait.op.instruction.mnemonic} waits for ever ({state}): {_cure(wait.op, self.program)}"
             since = self.executor.barriers.since(row)
             since = wait.since if since is None else since
             self.executor.report.add("deadlock", wait.op.where, message, row, 0, since=since)
@@ -401,9 +402,16 @@ def _loops_of(tasks: list[Task], row: int, lane: int) -> tuple[tuple[SourceLine,
     return next((task.loops(row, lane) for task in tasks if row in task.rows), ())
 
 
-def _cure(op: Op) -> str:
+def _cure(op: Op, program: Program) -> str:
     """The advice on what would end a wait."""
-    found = (_CURES[type(effect)] for effect in op.instruction.effects() if type(effect) in _CURES)
+    effects = op.instruction.effects()
+    roles = (role for s in walk(program.body) if isinstance(s, Roles) for role in blocks(s))
+    if any(isinstance(x, Barrier) and x.threads is None for x in effects) and any(op in walk(role) for role in roles):
+        return (
+            "it counts all threads of the CTA, those of the other roles too; the warps of one role meet by "
+            "k.bar_sync(k.named_barriers(), threads)"
+        )
+    found = (_CURES[type(effect)] for effect in effects if type(effect) in _CURES)
     return next(found, "every thread it counts must arrive, in every branch and as often")
 
 

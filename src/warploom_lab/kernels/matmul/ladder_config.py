@@ -178,8 +178,7 @@ class RungGemm(WarpTiles):
     @classmethod
     def reads(cls, text: str) -> bool:
         """Whether a text is in the seeds' notation, by how it begins."""
-        word, equals, _ = text.partition(",")[0].partition("=")
-        return "(" not in text and (equals == "=" or word.strip() in {*SEED_WORDS, *cls.__dataclass_fields__})
+        return "(" not in text and text.partition(",")[0].partition("=")[0].strip() in SEED_WORDS
 
     @classmethod
     def settings_of(cls, text: str) -> dict[str, str]:
