@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -229,3 +230,59 @@ def test_members_of_a_structure_may_have_8_bits() -> None:
         given = [np.int8(a), np.uint8(250), np.bool_(c), y, np.int8(d), 2]
         assert warploom.check_cuda(source, "k", 1, 32, [given]).findings == ()
         assert (y == c * (1000 * a + 750 + d + 200000)).all()
+
+
+def directed_double(mode: str, op: str, *x: float) -> float:
+    """One operation of f64 in a direction, by rational numbers alone: a search between neighbours of the quotient."""
+    exact = {"add": sum, "mul": math.prod, "div": lambda v: v[0] / v[1], "rcp": lambda v: 1 / v[0]}[op](
+        [Fraction(v) for v in x]
+    )
+    guess = float(exact)
+    near = [guess, math.nextafter(guess, -math.inf), math.nextafter(guess, math.inf)]
+    fits = {"rm": lambda v: v <= exact, "rp": lambda v: v >= exact, "rz": lambda v: abs(v) <= abs(exact)}[mode]
+    return min((v for v in near if fits(Fraction(v))), key=lambda v: abs(Fraction(v) - exact))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("op", ["add", "mul", "div", "rcp"])
+def test_doubles_are_rounded_in_a_direction(op: str, mode: str) -> None:
+    a, b = (np.ldexp(RNG.uniform(-2, 2, (1, 64)), RNG.integers(-30, 30, (1, 64))) for _ in range(2))
+    a[0, :8], b[0, :8] = [1, 3, 10, 0.1, 5e-324, -5e-324, 6, -1], [3, 3, -3, 0.2, 0.5, 0.5, -2, 1e-300]
+    given = (b,) if op == "rcp" else (a, b)
+    (got,) = named(f"{op}.{mode}.f64").meaning(*given)
+    assert got[0].tolist() == [directed_double(mode, op, *x) for x in zip(*(v[0].tolist() for v in given), strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("form", "x", "is_"),
+    [
+        ("add.rm.f64", (1.0, -1.0), -0.0),
+        ("add.rz.f64", (1.0, -1.0), 0.0),
+        ("sub.rm.f64", (0.0, 0.0), -0.0),
+        ("add.rm.f64", (0.0, 0.0), 0.0),
+        ("fma.rm.f64", (2.0, 3.0, -6.0), -0.0),
+        ("mul.rz.f64", (1e300, 1e300), float(np.finfo(np.float64).max)),
+        ("mul.rp.f64", (1e300, 1e300), math.inf),
+        ("mul.rp.f64", (1e-300, 1e-300), 5e-324),
+        ("div.rz.f64", (1.0, 0.0), math.inf),
+        ("sqrt.rz.f64", (2.0,), math.sqrt(2.0) - 2.0**-52),
+        ("sqrt.rp.f64", (4.0,), 2.0),
+        ("fma.rp.f64", (1.0 + 2.0**-52, 1.0 + 2.0**-52, 0.0), 1.0 + 2.0**-51 + 2.0**-52),
+    ],
+)
+def test_ends_of_doubles_rounded_in_a_direction(form: str, x: tuple[float, ...], is_: float) -> None:
+    with np.errstate(all="ignore"):
+        (got,) = named(form).meaning(*(np.full((1, 32), v) for v in x))
+    assert got.tolist() == [[is_] * 32]
+    assert (np.signbit(got) == np.signbit(is_)).all()
+
+
+@pytest.mark.parametrize("form", ["add.u16x2", "add.s16x2", "min.u16x2", "max.s16x2", "min.relu.s16x2"])
+def test_pairs_of_integers(form: str) -> None:
+    op, *relu, kind = form.split(".")
+    halves = RNG.integers(0, 1 << 16, (2, 32, 2)).astype(np.uint16)
+    a, b = halves.view(np.int16 if kind == "s16x2" else np.uint16)
+    found = {"add": np.add, "min": np.minimum, "max": np.maximum}[op](a, b)
+    found = np.maximum(found, 0) if relu else found
+    (got,) = named(form).meaning(*halves.view(np.uint32)[..., 0][:, None])
+    assert np.array_equal(got[0], np.ascontiguousarray(found).view(np.uint32)[:, 0])

@@ -127,12 +127,12 @@ HOME_INT = {"name": "{op}.{home}", "registers": "bits"}
 # Floats
 SUM = common(op="add sub mul", choose=m.two, operator=contracted, call=cpp.rounded)
 form("{op}{.rnd}{.ftz}{.sat}.f32 d, a, b", SUM, gradient=gradient)
-form("{op}{.rnd}.f64 d, a, b", SUM, rnd="rn")
+form("{op}{.rnd}.f64 d, a, b", SUM)
 QUOTIENT = common(choose=m.divided, name=quotient, operator=exact_quotient, call=cpp.infix)
 form("div.{how}{.ftz}.f32 d, a, b", QUOTIENT, how="approx full rn rz rm rp", gradient=gradient)
-form("div.{how}.f64 d, a, b", QUOTIENT, how="rn")
+form("div.{how}.f64 d, a, b", QUOTIENT, how="rn rz rm rp")
 form("{op}.{rnd}{.ftz}{.sat}.f32 d, a, b, c", op="fma mad", choose=m.fused, call=cpp.rounded, gradient=gradient)
-form("{op}.{rnd}.f64 d, a, b, c", op="fma mad", rnd="rn", choose=m.fused, call=cpp.rounded)
+form("{op}.{rnd}.f64 d, a, b, c", op="fma mad", choose=m.fused, call=cpp.rounded)
 form("{op}{.ftz}{.NaN}.f32 d, a, b", op="min max", choose=m.two, call=cpp.extreme, gradient=gradient)
 form("{op}{.ftz}{.NaN}.f32 d, a, b, c", op="min max", choose=m.three, since="sm_100")
 form("{op}.f64 d, a, b", op="min max", choose=m.two, call=cpp.extreme)
@@ -142,7 +142,7 @@ form("abs{.ftz}.f32 d, a", choose=m.one, call=cpp.magnitude, gradient=gradient)
 form("abs.f64 d, a", choose=m.one, call=cpp.magnitude)
 form("{op}.approx{.ftz}.f32 d, a", op="ex2 lg2 rcp rsqrt sqrt sin cos", choose=m.one, gradient=gradient)
 form("{op}.{rnd}{.ftz}.f32 d, a", op="rcp sqrt", choose=m.one, gradient=gradient)
-form("{op}.rn.f64 d, a", op="rcp sqrt", choose=m.one)
+form("{op}.{rnd}.f64 d, a", op="rcp sqrt", choose=m.one)
 form("rcp.approx.ftz.f64 d, a", choose=m.one)
 form("rsqrt.approx.f64 d, a", choose=m.one)
 form("tanh.approx.f32 d, a", choose=m.one, gradient=gradient)
@@ -160,6 +160,12 @@ for kind, types in (("half", "f16 bf16"), ("pair", "f16x2 bf16x2")):
     of_f16, of_bf16 = ({kind: x} for x in types.split())
     form(f"ex2.approx.{{{kind}}} d, a", tracked, of_f16)
     form(f"ex2.approx.ftz.{{{kind}}} d, a", tracked, of_bf16, default={"ftz": "ftz"}, since="sm_90")
+
+# Pairs of 16-bit integers
+PAIRS = common(choose=m.integer_pairs, shadow=poison.by_halves, since="sm_90")
+form("{op}.u16x2 d, a, b", PAIRS, op="add min max")
+form("add.s16x2 d, a, b", PAIRS)
+form("{op}{.relu}.s16x2 d, a, b", PAIRS, op="min max")
 
 # Pairs of f32
 form("{op}{.rnd}{.ftz}.f32x2 d, a, b", op="add sub mul", choose=m.single_pairs, since="sm_100")

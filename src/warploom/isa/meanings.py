@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -585,7 +586,7 @@ _EXACT: dict[str, Meaning] = {
 def one(i: Instruction) -> Meaning:
     """A function of one operand. The four that the language has with ``.ftz`` flush as their hardware does."""
     if i.fields.get("rnd", "rn") != "rn":
-        return flagged(i, _towards(i.rnd, i.op))
+        return flagged(i, _towards(i, i.rnd, i.op))
     if i.ptx_name.endswith(".approx.ftz.f32") and i.op in UNARY_MEANINGS:
         return UNARY_MEANINGS[i.op]
     return flagged(i, _EXACT.get(i.op) or UNARY_MEANINGS[i.op])
@@ -595,7 +596,7 @@ def two(i: Instruction) -> Meaning:
     """A sum, a difference, a product, a minimum or the like; of floats rounded as ``.rnd`` says."""
     if i.fields.get("rnd", "rn") in ("", "rn"):
         return flagged(i, BINARY_MEANINGS[i.op])
-    return flagged(i, _towards(i.rnd, i.op))
+    return flagged(i, _towards(i, i.rnd, i.op))
 
 
 def three(i: Instruction) -> Meaning:
@@ -606,7 +607,7 @@ def three(i: Instruction) -> Meaning:
 
 def divided(i: Instruction) -> Meaning:
     """``div``: beyond 2^126 ``.approx`` takes the reciprocal of a divisor for 0."""
-    divide = _towards(i.how, "div") if i.how in DIRECTED else BINARY_MEANINGS["div"]
+    divide = _towards(i, i.how, "div") if i.how in DIRECTED else BINARY_MEANINGS["div"]
     if i.how != "approx":
         return flagged(i, divide)
     return flagged(i, lambda a, b: divide(a, np.where(np.abs(b) > 2.0**126, np.copysign(b.dtype.type(np.inf), b), b)))
@@ -616,18 +617,60 @@ def fused(i: Instruction) -> Meaning:
     """``fma`` of f32 and f64, rounded once."""
     if i.rnd == "rn":
         return flagged(i, fma_double if i.words[-1] == "f64" else fma_single)
-    return flagged(i, _towards(i.rnd, "fma"))
+    return flagged(i, _towards(i, i.rnd, "fma"))
 
 
 _QUOTIENTS: dict[str, Meaning] = {"div": np.divide, "rcp": np.reciprocal, "sqrt": np.sqrt}
 
 
-def _towards(mode: str, op: str) -> Meaning:
-    """An operation of f32, rounded in a direction.
+_RATIONAL: dict[str, Callable[..., Fraction]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "div": lambda a, b: a / b,
+    "rcp": lambda a: 1 / a,
+    "sqrt": lambda a: a,  # of the square
+    "fma": lambda a, b, c: a * b + c,
+    "mad": lambda a, b, c: a * b + c,
+}
+
+
+def _corrected(mode: str, op: str, nearest: float, *x: float) -> float:
+    """An operation of f64 rounded in a direction, by rational numbers; rounded to nearest it is ``nearest``."""
+    if not all(map(math.isfinite, x)) or math.isnan(nearest) or (op in ("div", "rcp") and x[-1] == 0):
+        return nearest
+    exact = _RATIONAL[op](*map(Fraction, x))
+    if math.isinf(nearest):
+        up = nearest < 0
+    else:
+        found = Fraction(nearest) ** (2 if op == "sqrt" else 1)
+        if found == exact:
+            signs = [math.copysign(1, v) for v in x]
+            first, last = math.prod(signs[:-1]), -signs[-1] if op == "sub" else signs[-1]
+            return -0.0 if mode == "rm" and exact == 0 and op in _SUMS and first != last else nearest
+        up = exact > found
+    beyond = {"rm": not up, "rp": up, "rz": nearest != 0 and up == (nearest < 0)}[mode]
+    return math.nextafter(nearest, DIRECTED[mode]) if beyond else nearest
+
+
+_SUMS = ("add", "sub", "fma", "mad")
+
+
+def _doubles_towards(mode: str, op: str) -> Meaning:
+    """An operation of f64, rounded in a direction."""
+    nearest = fma_double if op in ("fma", "mad") else _EXACT.get(op) or _QUOTIENTS.get(op) or BINARY_MEANINGS[op]
+    correct = np.vectorize(partial(_corrected, mode, op), otypes=[np.float64])
+    return lambda *x: correct(nearest(*x), *x)
+
+
+def _towards(i: Instruction, mode: str, op: str) -> Meaning:
+    """An operation of f32 or f64, rounded in a direction.
 
     Products are exact in f64. Quotients and roots are rounded there, but lie on the same side of every f32: of one that
     they are not, they are further away than 2^-50 of their size.
     """
+    if i.result_types[0].bits == 64 and not i.words[-1].endswith("x2"):
+        return _doubles_towards(mode, op)
 
     def rounded(*x: Array) -> Array:
         a, *others = (v.astype(np.float64) for v in x)
@@ -667,6 +710,18 @@ def halves(i: Instruction) -> Meaning:
         return np.ascontiguousarray(single_to_odd(exact)).astype(half.numpy).view(np.uint16)
 
     return paired(single) if kind.endswith("x2") else single
+
+
+def integer_pairs(i: Instruction) -> Meaning:
+    """Sums, minima and maxima of integers in both halves of 32-bit registers."""
+    dtype, relu = np.int16 if i.words[-1] == "s16x2" else np.uint16, bool(i.fields.get("relu"))
+    function = BINARY_MEANINGS[i.op]
+
+    def half(*x: Array) -> Array:
+        found = function(*(viewed(v, dtype) for v in x))
+        return viewed(np.maximum(found, 0) if relu else found, np.uint16)
+
+    return paired(half)
 
 
 def single_pairs(i: Instruction) -> Meaning:
