@@ -253,6 +253,15 @@ def is_for_warps(opcode: str) -> bool:
     return any("sync" in form.words for form in FORMS.get(opcode, ()))
 
 
+_NO_WORDS = frozenset[str]()
+_LATER = {
+    **{op: frozenset({op}) for op in ("tcgen05", "clusterlaunchcontrol")},
+    "ld": frozenset({"v8"}),
+    "st": frozenset({"v8", "bulk"}),
+}
+"""Opcodes, and words of theirs, that came with sm_100 and stand in no table."""
+
+
 @lru_cache(maxsize=1 << 14)
 def candidates(written: tuple[str, ...], ptx: bool = True) -> tuple[tuple[Form, tuple[str, ...]], ...]:
     """The forms that have these words (opcode, then modifiers), each with the word in every slot.
@@ -261,6 +270,8 @@ def candidates(written: tuple[str, ...], ptx: bool = True) -> tuple[tuple[Form, 
     """
     load_tables()
     forms = (FORMS if ptx else OPERATORS).get(written[0], ())
+    if ptx and not _LATER.get(written[0], _NO_WORDS).isdisjoint(written):
+        raise RefusedError("GPUs before sm_100 do not have it, and here it does not run: compile for sm_90a or older")
     if not forms:
         raise RefusedError("this instruction is not supported")
     found = tuple((f, words) for f in forms for words in [f.match(written)] if words is not None)

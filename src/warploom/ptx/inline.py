@@ -114,7 +114,9 @@ class _Copier:
             self.into.body.append(self._renamed(system, names, set()))
             return
         if called is None or not called.body:
-            raise i.refusal("this function has no body here: calls of it are not supported")
+            pointer = any(isinstance(x, PtxRegister) for x in before)
+            what = "calls by a pointer are" if pointer else "this function has no body here: calls of it are"
+            raise i.refusal(f"{what} not supported")
         if target in stack:
             raise i.refusal("functions that call themselves are not supported")
         if len(stack) > _DEPTH:

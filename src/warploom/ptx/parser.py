@@ -103,6 +103,7 @@ class Lines:
         return _LIBRARIES.search(self.files.get(location.place[0], "")) is not None
 
 
+_TEXTURES = ("texref", "samplerref", "surfref")
 _SPACES = ("global", "const", "shared", "local", "param", "tex")
 
 _MOST_REGISTERS = 1 << 20
@@ -219,6 +220,8 @@ class _Parser(TokenCursor):
             elif word == "ptr":
                 pointer = "generic"
             elif word not in ("unified", "managed", *_SPACES):
+                if word in _TEXTURES:
+                    self.refuse(f"a .{word}: textures and surfaces are not supported, load from global memory")
                 self.fail(f"unknown attribute .{word} of a variable")
         if not kind:
             self.fail("expected a type")
@@ -245,7 +248,7 @@ class _Parser(TokenCursor):
         if isinstance(value, Float) and size in (4, 8):
             return value.pattern(8 * size).to_bytes(size, "little")
         if isinstance(value, Symbol):
-            self.fail(f"{value.name} as an initial value is not supported: a table of functions, or of addresses")
+            self.refuse(f"a table of functions or of addresses, such as of {value.name}, is not supported")
         if not isinstance(value, Integer):
             self.fail("an initial value must be a number")
         return (value.value % (1 << 8 * size)).to_bytes(size, "little")

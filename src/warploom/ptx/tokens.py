@@ -116,6 +116,10 @@ class TokenCursor:
         here = "the end" if self.next is END else repr(self.next.text)
         raise PtxError(f"{self.name}:{line}: {what}, not {here}")
 
+    def refuse(self, what: str) -> NoReturn:
+        """Raise PtxError: what is rightly written here, and not supported."""
+        raise PtxError(f"{self.name}:{self.next.line or self.tokens[-1].line}: {what}")
+
     def word(self) -> str:
         """Take a name."""
         if self.next.kind != "word":
