@@ -248,7 +248,7 @@ class _Parser(TokenCursor):
         if isinstance(value, Float) and size in (4, 8):
             return value.pattern(8 * size).to_bytes(size, "little")
         if isinstance(value, Symbol):
-            self.refuse(f"a table of functions or of addresses, such as of {value.name}, is not supported")
+            self.refuse(f"{value.name} as an initial value is not supported: a table of functions, or of addresses")
         if not isinstance(value, Integer):
             self.fail("an initial value must be a number")
         return (value.value % (1 << 8 * size)).to_bytes(size, "little")
