@@ -14,7 +14,7 @@ than it was given.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,8 @@ import torch
 from reduce_cells import extra_bytes
 
 import warploom
+from warploom.core.targets import Target
+from warploom.kernels.source import KernelCall
 from warploom.ops.loss import SMALL_WORKSPACE_MIB, WORKSPACE_MIB
 from warploom_lab.bench.cells import CellScript, Figure, Load, Row, Run, Trial
 
@@ -131,6 +133,12 @@ class Losses(CellScript[Layer]):
 
     def cells(self) -> list[Layer]:
         return [Layer(*size) for size in SIZES]
+
+    def calls(self, cell: Layer, goal: Target) -> Iterator[KernelCall]:
+        x, w = (torch.empty(rows, cell.k, dtype=torch.bfloat16) for rows in (cell.m, cell.n))
+        for mib in MOST_MIB.values():
+            for plan in warploom.plan_linear_cross_entropy(x, w, reduction="mean", workspace_mib=mib):
+                yield from plan.steps.calls
 
     def trial(self, cell: Layer) -> Trial:
         torch.manual_seed(0)
