@@ -30,7 +30,7 @@ from scripts import HERE, kept, seconds
 
 from warploom_lab.bench.cells import parser_of, said
 
-_MODULES = ("flashinfer", "liger", "sglang")
+_MODULES = ("flag_gems", "fla", "flashinfer", "liger", "sglang")
 _LIMIT_S = 300
 _AT_ONCE = 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from .trial import launch
@@ -18,6 +20,16 @@ from .trial import launch
 def packages() -> Path:
     """The folder into which pip has put the packages of this process."""
     return Path(os.environ["PYTHONPATH"].split(os.pathsep)[0])
+
+
+def module_of(path: str, **stand_ins: Any) -> Any:
+    """A module of a package by its file, without what the package imports first; ``stand_ins`` are modules by name."""
+    for name, members in stand_ins.items():
+        sys.modules[name.replace("__", ".")] = SimpleNamespace(**members)  # pyright: ignore[reportArgumentType]
+    spec: Any = importlib.util.spec_from_file_location(Path(path).stem, packages() / path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def cuda(
@@ -42,20 +54,23 @@ def cuda(
     plain = kernel.partition("<")[0].rpartition("::")[2]
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.cu"
-        source.write_text(f"{headers}\n__attribute__((used)) const void *audited = (const void *)&{kernel};\n")
+        source.write_text(f'{headers}\nextern "C" __device__ auto audited = &{kernel};\n')
         command = [nvcc, "-ptx", f"-arch={target}", "-lineinfo", "-std=c++20", "--expt-relaxed-constexpr"]
         command += ["-w", *options, "-o", f"{folder}/kernel.ptx", str(source)]
         made = subprocess.run(command, capture_output=True, encoding="utf-8")
         if made.returncode:
             raise RuntimeError(made.stderr[-3000:] or made.stdout[-3000:])
         ptx = (Path(folder) / "kernel.ptx").read_text(encoding="utf-8")
-    entries = [name for name in re.findall(r"\.entry (\w+)", ptx) if re.search(rf"\d{plain}(?=[A-Z_])", name)]
+    named = re.search(r"^.* audited = (?:generic\()?(\w+).*;$", ptx, re.M)
+    if named is None:
+        raise ValueError(f"the PTX does not say which entry {kernel} is")
+    ptx, entry = ptx.replace(named[0], ""), named[1]
     found = next((line for line in re.findall(r'\.file\s+\d+ "([^"]*)"', ptx) if str(packages()) in line), "kernel.cu")
     arguments = list(arguments)
 
     def checked() -> Any:
         given = {"shared_bytes": shared_bytes, "cluster": cluster, "seed": seed}
         names = [f"argument {i}" for i in range(len(arguments))]
-        return warploom.check_ptx(ptx, grid, block, arguments, kernel=entries[0], names=names, **given)
+        return warploom.check_ptx(ptx, grid, block, arguments, kernel=entry, names=names, **given)
 
     launch(plain, found, checked)

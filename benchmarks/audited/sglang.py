@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .cuda import cuda, packages
+from .cuda import cuda, module_of, packages
 from .trial import Result, case
 
 _SGLANG = ("sglang==0.5.23", "apache-tvm-ffi==0.1.15.post2")
@@ -56,3 +56,29 @@ def sglang_fast_topk_alike() -> Iterator[Result]:
         shared_bytes=32768,
     )
     yield scores[0][indices[0].long()].sort().values, _top(scores[0], 512), 0
+
+
+# -- Triton: SGLang 0.5.23 asks for torch 2.14.1, which brings Triton 3.8
+_WITH_TRITON = (_SGLANG[0], "triton==3.8.0")
+_KERNELS = "sglang/kernels/ops"
+
+
+@case(_WITH_TRITON, "3 × 512 bf16, 32 experts f32, K split in 8")
+def sglang_router_gemv() -> Iterator[Result]:
+    stand_ins = {
+        "sglang__kernels__ops__quantization__bf16x3_split": {"split_fp32_to_bf16x3": None},
+        "sglang__srt__utils": {"is_gfx95_supported": lambda: False, "is_hip": lambda: False},
+    }
+    gemv = module_of(f"{_KERNELS}/gemm/router_gemv.py", **stand_ins)
+    x, w = torch.randn(3, 1024).bfloat16(), torch.randn(32, 1024)
+    yield gemv.router_gemv(x, w), x.double() @ w.double().T, 1e-5
+
+
+@case(_WITH_TRITON, "5 × 4096 f16, 4 streams, low rank 96, on 4 CTAs")
+def sglang_hc_mix() -> Iterator[Result]:
+    mix = module_of(f"{_KERNELS}/gemm/hc_mix.py")
+    x, down, up = (torch.randn(*shape).half() / 16 for shape in ((5, 4096), (96, 4096), (4096, 96)))
+    t = (x.double() @ down.double().T) / 4
+    t = t * t.sigmoid()
+    gates = (t @ up.double().T).sigmoid().view(5, 4, 1024)
+    yield mix.fused_hc_mix(x, down, up, 4, 1024), (gates * x.double().view(5, 4, 1024)).sum(1) / 4, 1e-2

@@ -382,7 +382,8 @@ def check_triton(
     metadata = compiled.metadata
     boxes = iter(getattr(metadata, "tensordesc_meta", None) or ())
     passed = [x for name, kind in signature.items() for x in _passed(name, kind, given.get(name), boxes)]
-    where = grid({**given, **meta}) if callable(grid) else grid
+    defaults = {p.name: p.default for p in function.params if p.has_default}
+    where = grid({**defaults, **given, **meta}) if callable(grid) else grid
     text: str = compiled.asm["ptx"]
     passed += [("global scratch memory", _scratch(metadata, "global_scratch_size", grid_of(where)))]
     passed = [*passed, ("profiling scratch memory", 0)][: _parameters(text, metadata.name)]
@@ -492,7 +493,10 @@ def _compile(function: Any, given: dict[str, Any], meta: Mapping[str, Any], targ
         elif hasattr(x, "data_ptr") or (hasattr(x, "shape") and x.shape != ()):
             given[name] = _Pointer(as_numpy(describe(x if len(x.shape) else x.reshape(1))))
     with _in_place_of_gpu(triton.runtime.driver, _Target(compiler.GPUTarget("cuda", int(number[1]), 32))):
-        return function.warmup(grid=(1,), **given, **meta)
+        # by position as far as that goes: a parameter may be called like an option of Triton's, num_ctas
+        first = [given[name] for name in takewhile(given.__contains__, function.arg_names)]
+        named = {name: x for name, x in given.items() if name not in function.arg_names[: len(first)]}
+        return function.warmup(*first, grid=(1,), **named, **meta)
 
 
 @contextmanager

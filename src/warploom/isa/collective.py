@@ -78,21 +78,22 @@ def _shuffle_call(i: Instruction) -> Expression | None:
 
 
 BEYOND = Open(
-    1, lambda _, n: n > 31, "names lane or distance {} of 32", "the hardware takes it modulo 32; keep it below"
+    1, lambda _, n: n > 31, "names distance {} of 32", "the hardware takes it modulo 32; keep it below"
 )
-form(
-    "shfl.sync.{mode}.b32 d|p:pred?, a, lane:u32, #clamp:hex, mask:u32",
-    mode="bfly idx up down",
-    registers="home",
-    name=_shuffle_name,
-    choose=shuffled,
-    exchange=exchange,
-    call=_shuffle_call,
-    open=(BEYOND,),
-    moves_bits=True,
-    effects=(WarpSync(mask=2),),
-    asm="volatile",
-)
+for _modes, _open in (("idx", ()), ("bfly up down", (BEYOND,))):  # CUDA C++ defines a lane beyond 31: modulo 32
+    form(
+        "shfl.sync.{mode}.b32 d|p:pred?, a, lane:u32, #clamp:hex, mask:u32",
+        mode=_modes,
+        registers="home",
+        name=_shuffle_name,
+        choose=shuffled,
+        exchange=exchange,
+        call=_shuffle_call,
+        open=_open,
+        moves_bits=True,
+        effects=(WarpSync(mask=2),),
+        asm="volatile",
+    )
 
 
 def shuffle(mode: Mode, dtype: DType, clamp: int | None = None) -> Instruction:
