@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
@@ -30,7 +31,9 @@ from scripts import HERE, kept, seconds
 
 from warploom_lab.bench.cells import parser_of, said
 
-_MODULES = ("flag_gems", "fla", "flashinfer", "liger", "sglang")
+_MODULES = ("flag_gems", "fla", "flashinfer", "liger", "sglang", "vllm")
+_PYTHON_ALONE = ("vllm",)
+"""Packages of whose wheels the Python files are enough."""
 _LIMIT_S = 300
 _AT_ONCE = 2
 
@@ -63,8 +66,16 @@ def installed(requirements: Sequence[str], folder: Path) -> Path:
     name = hashlib.sha256(" ".join(requirements).encode()).hexdigest()[:8]
     packages = folder / f"packages-{name}"
     if not packages.exists():
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
-        subprocess.run([*command, "--target", str(packages), *requirements], check=True)
+        pip, large = [sys.executable, "-m", "pip"], [x for x in requirements if x.startswith(_PYTHON_ALONE)]
+        rest = [x for x in requirements if x not in large]
+        install = [*pip, "install", "--quiet", "--no-deps", "--no-compile", "--target", str(packages)]
+        subprocess.run([*install, *rest], check=True)
+        with tempfile.TemporaryDirectory() as wheels:
+            for requirement in large:
+                subprocess.run([*pip, "download", "--quiet", "--no-deps", "--dest", wheels, requirement], check=True)
+            for wheel in Path(wheels).glob("*.whl"):
+                with zipfile.ZipFile(wheel) as files:
+                    files.extractall(packages, [name for name in files.namelist() if name.endswith(".py")])
     return packages
 
 

@@ -83,7 +83,11 @@ def flag_gems_max() -> Iterator[Result]:
 @case(_FLAG_GEMS, "5 × 300 f32", gpu=True)
 def flag_gems_layer_norm() -> Iterator[Result]:
     x, w, b = torch.randn(5, 300), torch.randn(300), torch.randn(300)
-    yield _op("layernorm").layer_norm(x, (300,), w, b)[0], functional.layer_norm(x.double(), (300,), w.double(), b.double()), 1e-5
+    yield (
+        _op("layernorm").layer_norm(x, (300,), w, b)[0],
+        functional.layer_norm(x.double(), (300,), w.double(), b.double()),
+        1e-5,
+    )
 
 
 @case(_FLAG_GEMS, "70 × 90 × 110 f16", gpu=True)

@@ -201,7 +201,9 @@ def flashinfer_speculative_sampling() -> Iterator[Result]:
     out, accepted, emitted = torch.full((2, 4), -9).int(), torch.zeros(2).int(), torch.zeros(2).int()
     kernel = "256, cub::BLOCK_SCAN_WARP_SCANS, cub::BLOCK_REDUCE_WARP_REDUCTIONS, 4, true, float, int"
     given = [draft, tokens, target, out, accepted, emitted, 3, 500, 0, 11, 0, 5, 0, 0]
-    _check("flashinfer/sampling.cuh", f"sampling::ChainSpeculativeSampling<{kernel}>", 2, 256, given, shared_bytes=16384)
+    _check(
+        "flashinfer/sampling.cuh", f"sampling::ChainSpeculativeSampling<{kernel}>", 2, 256, given, shared_bytes=16384
+    )
     yield out, torch.cat([tokens[:, :2], torch.tensor([[7, -1]] * 2)], 1), 0
     yield emitted, torch.full((2,), 2), 0
 

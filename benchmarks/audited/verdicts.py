@@ -26,6 +26,21 @@ _RESET = (
 VERDICTS: dict[tuple[str, str], Verdict] = {
     **{(case, ""): _ROUNDING for case in ("liger_rms_norm_block", "liger_group_norm", "liger_attention_residual")},
     **{(case, ""): _REPEATED for case in ("liger_rope", "liger_llama4_rope", "liger_linear_cross_entropy")},
+    ("flag_gems_masked_select", ""): _REPEATED,
+    ("flag_gems_stream_k", ""): _page(
+        "flag-gems-stream-k", "a lock says that other warps have stored, and they may not"
+    ),
+    ("flag_gems_nll_loss", ""): (
+        ON_PAPER,
+        "a counter that other CTAs update, and the sums that it announces, are read by plain loads, without acquire",
+    ),
+    ("flag_gems_sort", ""): (
+        ON_PAPER,
+        "words that peers wait for by volatile loads are written by plain stores; on GPUs a word is written whole",
+    ),
+    ("vllm_logit_bias", ""): _page(
+        "vllm-logit-bias", "a token in two lists is written and read by threads without order"
+    ),
     ("flashinfer_mask_logits", ""): _RESET,
     ("flashinfer_top_k_deterministic", ""): _RESET,
     ("flashinfer_mask_logits_all", ""): _page(

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -409,7 +410,9 @@ def _configured(kernel: Any, arguments: Any, meta: dict[str, Any]) -> tuple[Any,
         elif hasattr(kernel, "values"):
             names = getattr(kernel, "arg_names", [])
             known = {**_positional(names, arguments), **meta}
-            meta = {**{name: choose(known) for name, choose in kernel.values.items()}, **meta}
+            for name, choose in kernel.values.items():  # a choice may depend on those before it
+                known[name] = meta[name] if name in meta else choose(known)
+            meta = {**{name: known[name] for name in kernel.values}, **meta}
         if not hasattr(kernel, "fn"):
             raise ProblemError(f"a Triton kernel is a function decorated with @triton.jit, not {shown(kernel)}")
         kernel = kernel.fn

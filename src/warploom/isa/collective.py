@@ -77,9 +77,7 @@ def _shuffle_call(i: Instruction) -> Expression | None:
     return called(f"{names[i.mode]}({{2}}, {{0}}, {{1}})", 3)
 
 
-BEYOND = Open(
-    1, lambda _, n: n > 31, "names distance {} of 32", "the hardware takes it modulo 32; keep it below"
-)
+BEYOND = Open(1, lambda _, n: n > 31, "names distance {} of 32", "the hardware takes it modulo 32; keep it below")
 for _modes, _open in (("idx", ()), ("bfly up down", (BEYOND,))):  # CUDA C++ defines a lane beyond 31: modulo 32
     form(
         "shfl.sync.{mode}.b32 d|p:pred?, a, lane:u32, #clamp:hex, mask:u32",
