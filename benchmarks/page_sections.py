@@ -264,6 +264,13 @@ def result_of(case: Result, kernel: Result) -> str:
     return "right" if case["error"] <= 1 else f"**wrong**, {case['wrong']}"
 
 
+def is_false_error(kernel: Result) -> bool:
+    """Whether an audited kernel has an error and no fault."""
+    verdicts = {found["verdict"] for found in kernel["findings"]}
+    errors = any(found["grade"] == "error" for found in kernel["findings"])
+    return errors and not any(verdict.startswith("true") for verdict in verdicts)
+
+
 def findings_of(kernel: Result) -> str:
     """The findings of an audited kernel, those of one kind and verdict together."""
     of = dict[tuple[str, ...], list[str]]()

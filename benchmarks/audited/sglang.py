@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import triton
 
 from .cuda import cuda, module_of, packages
 from .trial import Result, case
@@ -82,3 +83,21 @@ def sglang_hc_mix() -> Iterator[Result]:
     t = t * t.sigmoid()
     gates = (t @ up.double().T).sigmoid().view(5, 4, 1024)
     yield mix.fused_hc_mix(x, down, up, 4, 1024), (gates * x.double().view(5, 4, 1024)).sum(1) / 4, 1e-2
+
+
+@case(_WITH_TRITON, "200 experts")
+def sglang_ep_scatter() -> Iterator[Result]:
+    utils = {"ceil_div": triton.cdiv, "is_cuda": lambda: False, "is_musa": lambda: False}
+    stand_ins = {"sglang__srt__environ": {"envs": None}, "sglang__srt__utils": utils}
+    scatter = module_of(f"{_KERNELS}/moe/ep_moe_kernels.py", **stand_ins)._fwd_kernel_ep_scatter_1
+    padded = 128 * torch.randint(0, 3, (200,), dtype=torch.int32)
+    valid = (padded - 5).clamp(min=0)
+    starts = torch.full((200,), 1 << 20, dtype=torch.int32)
+    rows = torch.full((int(padded.sum()),), -7, dtype=torch.int32)
+    scatter[(200,)](padded, valid, starts, rows, num_experts=200, num_warps=8, BLOCK_E=128, BLOCK_EXPERT_NUM=256)
+    yield starts, padded.cumsum(0) - padded, 0
+    wanted = [
+        torch.where(torch.arange(n) < m, e, -1)
+        for e, (n, m) in enumerate(zip(padded.tolist(), valid.tolist(), strict=True))
+    ]
+    yield rows, torch.cat(wanted), 0

@@ -38,6 +38,14 @@ VERDICTS: dict[tuple[str, str], Verdict] = {
         ON_PAPER,
         "words that peers wait for by volatile loads are written by plain stores; on GPUs a word is written whole",
     ),
+    ("sglang_hc_mix", ""): _page("sglang-hc-mix", "a CTA meets the others before its warps have stored"),
+    ("sglang_ep_scatter", ""): (
+        TRUE,
+        "a word is read that another warp stores, with no barrier between "
+        "([known](https://github.com/sgl-project/sglang/pull/39780))",
+    ),
+    ("fla_chunk_delta_rule", ""): _ROUNDING,
+    ("vllm_top_k_top_p", ""): _page("vllm-top-k-top-p", "a buffer is searched by warps while others still fill it"),
     ("vllm_logit_bias", ""): _page(
         "vllm-logit-bias", "a token in two lists is written and read by threads without order"
     ),

@@ -60,3 +60,46 @@ def vllm_temperature() -> Iterator[Result]:
     wanted = logits / torch.tensor([0.7, 1.0, 1.0])[:, None]
     _sampler("gumbel").apply_temperature(logits, torch.arange(3, dtype=torch.int32), temperature)
     yield logits, wanted, 1e-6
+
+
+@case(_VLLM, "2 × 20000 words f32, k 50 and 20")
+def vllm_top_k_top_p() -> Iterator[Result]:
+    same = lambda *_, **__: lambda function: function  # noqa: E731
+    stand_ins = {
+        "vllm__triton_utils": {"tl": triton.language, "triton": triton},
+        "vllm__model_executor__warmup__jit_warmup": dict.fromkeys(("WarmupChoices", "WarmupIntRange", "_when"), same),
+        "vllm__model_executor__warmup__jit_warmup_triton_helper": {
+            "DispatchSpec": object,
+            "TritonWarmupTensor": object,
+            "triton_kernel_dispatcher_with_warmup": same,
+        },
+        "vllm__platforms": {"current_platform": None},
+        "vllm__utils__gpu_sync_debug": {"gpu_sync_allowed": None},
+        "vllm__utils__math_utils": {"next_power_of_2": triton.next_power_of_2},
+        "vllm__utils__platform_utils": {"num_compute_units": None},
+    }
+    sampler = module_of("vllm/v1/sample/ops/topk_topp_triton.py", **stand_ins)
+    logits, words = 2 * torch.randn(2, 20000), 20000
+    k, p = torch.tensor([50, 20], dtype=torch.int32), torch.tensor([1.0, 1.0])
+    least = logits.sort(-1, descending=True).values.gather(1, k[:, None].long() - 1)
+    wanted = torch.where(logits >= least, logits, float("-inf"))
+    names = "PERCENTILE_TO_STD", "NORMAL_CDF_TO_SIGMA"
+    tables = (torch.tensor(getattr(sampler, f"_{name}_TABLE")) for name in names)
+    given = [
+        logits,
+        words,
+        torch.zeros(2, words),
+        *tables,
+        k,
+        p,
+        2,
+        words,
+        float("-inf"),
+        8192,
+        4096,
+        True,
+        True,
+        False,
+    ]
+    sampler._topk_topp_kernel[(2,)](*given, num_warps=8)
+    yield logits, wanted, 1e-6

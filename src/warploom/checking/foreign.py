@@ -497,8 +497,9 @@ def _compile(function: Any, given: dict[str, Any], meta: Mapping[str, Any], targ
             given[name] = _Pointer(as_numpy(describe(x if len(x.shape) else x.reshape(1))))
     with _in_place_of_gpu(triton.runtime.driver, _Target(compiler.GPUTarget("cuda", int(number[1]), 32))):
         # by position as far as that goes: a parameter may be called like an option of Triton's, num_ctas
-        first = [given[name] for name in takewhile(given.__contains__, function.arg_names)]
-        named = {name: x for name, x in given.items() if name not in function.arg_names[: len(first)]}
+        names: list[str] = list(function.arg_names)
+        first = [given[name] for name in takewhile(given.__contains__, names)]
+        named = {name: x for name, x in given.items() if name not in names[: len(first)]}
         return function.warmup(*first, grid=(1,), **named, **meta)
 
 
