@@ -189,3 +189,17 @@ def matmul_with_own_descriptors(
     for step in tl.range(0, k, TILE_K, warp_specialize=SPECIALISED):
         total = tl.dot(a_map.load([row, step]), b_map.load([column, step]).T, total)
     c_map.store([row, column], total.to(tl.float16))
+
+
+@triton.jit
+def halve(x, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(x + at, tl.load(x + at, mask=at < n) / 2, mask=at < n)
+
+
+@triton.jit
+def halve_and_spread_the_first(x, out, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    first = tl.load(x)
+    tl.store(x + at, tl.load(x + at) / 2)
+    tl.store(out + at, tl.zeros([BLOCK], tl.float32) + first)

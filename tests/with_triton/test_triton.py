@@ -119,6 +119,19 @@ def test_tensors_of_torch() -> None:
     assert torch.equal(out, x + x)
 
 
+def test_a_block_that_several_warps_load_and_one_overwrites_is_for_review() -> None:
+    x = np.arange(50, dtype=np.float32)
+    findings = warploom.check_triton(kernels.halve, 1, [x, 50], BLOCK=64, num_warps=4).findings
+    assert (x == np.arange(50) / 2).all()
+    assert {(f.kind, f.grade) for f in findings} == {("race", "review")}
+
+
+def test_a_number_that_all_warps_load_and_one_overwrites_is_an_error() -> None:
+    x, out = np.ones(512, np.float32), np.zeros(512, np.float32)
+    findings = warploom.check_triton(kernels.halve_and_spread_the_first, 1, [x, out], BLOCK=512).findings
+    assert {(f.kind, f.grade) for f in findings} == {("race", "error")}
+
+
 def test_numbers_and_arrays_by_keyword_as_at_a_launch() -> None:
     case = CASES["add"](np.random.default_rng(0))
     x, y, out, n = case.arguments

@@ -96,6 +96,10 @@ REUSED = "it relies on memory where an mbarrier was being free for other use wit
 ROUNDED = (
     "it relies on any of the values being as good as another: they differ as sums of the same numbers by rounding."
 )
+REPEATED = (
+    "it relies on warps using nothing of a block that they load again, being smaller than the CTA, once the warp that "
+    "it belongs to has stored over it."
+)
 READ = (
     "it relies on reads having ended when their threads give the memory back, as where what they read was used before; "
     "PTX orders them before writes of the async proxy by a fence of the proxies alone."
@@ -214,10 +218,13 @@ class Reporter:
         message = f"{op.instruction.mnemonic} may reach {what} of {self.cta(owner)} {when}"
         self.add("cluster", op.where, message, row, lane)
 
-    def races(self, mine: MemoryAccess, agents: Array, stamps: Array, addresses: Array, past: str) -> None:
+    def races(
+        self, mine: MemoryAccess, agents: Array, stamps: Array, addresses: Array, past: str, repeated: Array
+    ) -> None:
         """Accesses of others (agents, stamps), to the same cells, that are not ordered with an access.
 
-        One finding for each earlier operation; ``past`` tells what it did.
+        One finding for each earlier operation; ``past`` tells what it did. ``repeated`` are reads of what the
+        accessing warp has read by the same instruction.
         """
         op, rows = mine.op, mine.rows[0]
         for stamp in np.unique(stamps).tolist():
@@ -246,6 +253,7 @@ class Reporter:
             between = (stamp, self.clocks.now) if near else None
             who, count = (row, int(mine.lane_of_each[i, 0])), int(these.sum())
             relies = IN_STEP if buffer is None and agent == self.first + row else ""
+            relies = REPEATED if near and repeated[these].all() else relies
             where = {"other": other, "count": count, "address": byte, "between": between, "relies_on": relies}
             self.add("race", op.where, message, *who, **where, reach=reach)
 

@@ -72,7 +72,8 @@ class PreparedProgram(Executor):
         self.distributed = any(isinstance(e, Access) and e.remote for _, e in effects)
         self.waits_for_ctas = any(isinstance(e, GlobalWait) for _, e in effects)
         self.planes = planes_of(program)
-        self.compiled = any(region.name == _OF_TRITON for region in program.shared)
+        named = [*program.shared, *program.parameters]
+        self.compiled = any(x.name in _OF_TRITON for x in named)
         self.multiplies_by_warpgroups = has_wgmma(program)
 
 
@@ -116,8 +117,8 @@ def _orders(effect: Effect) -> bool:
     )
 
 
-_OF_TRITON = "global_smem"
-"""What Triton calls all of a kernel's shared memory, which no author's code names."""
+_OF_TRITON = "global_smem", "global scratch memory"
+"""What Triton calls all shared memory of a kernel, and a parameter that it adds: no code of authors names either."""
 _WARPS_PER_BATCH = 512
 _BURST = 24  # the most steps a task may take at a stretch under a seed
 _UNEVEN = 4  # every so many seeds one group of warps is held back, until the others wait for it or almost so

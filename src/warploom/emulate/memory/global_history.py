@@ -6,6 +6,7 @@ numbered as the grid counts warps; numbers below zero are queues of transactions
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -178,6 +179,18 @@ class GlobalHistory(History):
             seen &= same[order[reader]] == same[order]
         found = np.zeros(seen.shape, np.bool_)
         found[order] = seen
+        return found
+
+    def _repeated(self, mine: MemoryAccess, past: str, writers: Array, record: Array) -> Array:
+        found = np.zeros(record.shape, np.bool_)
+        if past != "read" or mine.what != "write" or not self.report.compiled:
+            return found
+        ops = np.array([id(self.clocks.history[stamp]) for stamp in (record >> BITS).tolist()])
+        own, warps = writers == self._warps(mine), mine.rows[0]
+        read = set(zip(warps[own].tolist(), ops[own].tolist(), mine.cells[own].tolist(), strict=True))
+        elements = Counter((warp, op) for warp, op, _ in read)
+        for i, key in enumerate(zip(warps.tolist(), ops.tolist(), mine.cells.tolist(), strict=True)):
+            found[i] = key in read and elements[key[:2]] > 1  # a number, one cell, is for all lanes that read it
         return found
 
     def check_ended(self, mine: MemoryAccess) -> None:

