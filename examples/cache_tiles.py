@@ -93,7 +93,8 @@ def gathered(k: Kernel, cache: TensorMap, table: PageTable, lengths: Global[u32]
         with k.loop(blocks) as block:
             first = (sequence * blocks + block) * BLOCK
             copy_out(OutputMatrix(k, out, DIM, bf16), get.wait(), first, none, k.lane, 32)
-            k.syncwarp()  # every lane has read the stage
+            k.fence_async()  # before the TMA fills the stage again
+            k.syncwarp()  # every lane has read it
             get.release()
 
 

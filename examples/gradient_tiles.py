@@ -109,7 +109,8 @@ def attention_received(
             block, (rows, logs) = seen.block(step), get.wait_all()
             scores.start(own, rows, zero=True)
             shift = [x * -LOG2_E for x in column_values(logs, s, k.lane)]
-            k.syncwarp()  # every lane has read the stage
+            k.fence_async()  # before the TMA fills the stage again
+            k.syncwarp()  # every lane has read it
             get.release()
             softmax.probabilities(shift, lambda block=block: seen.apply(s, block, row=warp_row))
             for total, part in zip(totals, s.reduce("add", "col"), strict=True):

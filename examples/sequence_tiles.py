@@ -102,7 +102,8 @@ def sums_by_claims(
             for row in range(16):
                 for own, part in zip(sums, k.unpack(rows.load(row, 2 * k.lane, dtype=u32), bf16), strict=True):
                     own += part
-            k.syncwarp()  # every lane has read the stage
+            k.fence_async()  # before the TMA fills the stage again
+            k.syncwarp()  # every lane has read it
             get.release()
         total.store([x.get() for x in sums], order.item(turn) * DIM + 2 * k.lane)
 
