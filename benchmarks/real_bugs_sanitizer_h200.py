@@ -2,8 +2,8 @@
 
     PYTHONPATH=src:. python benchmarks/real_bugs_sanitizer_h200.py [--prepared FILE] [--jobs 12] [--out DIR]
 
-As ``ptx_sanitizer_h200.py`` does it with mutants. The kernel for clusters is left out: its launch would have to say so.
-Writes real-bugs-sanitizer.json. About a minute; needs cuda.core and compute-sanitizer.
+As ``ptx_sanitizer_h200.py`` does it with mutants. Kernels for clusters and launches in a row are left out, whose launch
+would have to say so. Writes real-bugs-sanitizer.json. About a minute; needs cuda.core and compute-sanitizer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def prepared(arch: str) -> tuple[list[dict[str, Any]], list[Job]]:
 
     rows: list[dict[str, Any]] = []
     jobs: list[Job] = []
-    for miniature in (m for m in MINIATURES if m.cluster is None):
+    for miniature in (m for m in MINIATURES if m.cluster is None and not m.before):
         for repaired in (False, True):
             kinds = [finding.kind for finding in miniature.check(repaired)[0]]
             change, verdict = ("repaired", "") if repaired else ("faulty", "found" if kinds else "unseen")

@@ -16,6 +16,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from warploom.checking.foreign import CheckedPtx, check_cuda, check_ptx, check_triton
+    from warploom.checking.sequence import LaunchSequence, sequence
+    from warploom.core.uninitialised import uninitialised
     from warploom.ops.attention import (
         AttentionBackwardPlan,
         AttentionPlan,
@@ -52,6 +54,8 @@ _NAMES = {
     "ops.launch": "launch",
     "ops.warmup": "warmup",
     "checking.foreign": "check_ptx CheckedPtx check_cuda check_triton",
+    "checking.sequence": "sequence LaunchSequence",
+    "core.uninitialised": "uninitialised",
 }
 """Module of the package → the public names in it."""
 _PUBLIC = {name: f"warploom.{module}" for module, names in _NAMES.items() for name in names.split()}
@@ -61,6 +65,7 @@ __all__ = [
     "AttentionPagedPlan",
     "AttentionPlan",
     "CheckedPtx",
+    "LaunchSequence",
     "MatmulPlan",
     "ReducePlan",
     "append_to_cache",
@@ -81,6 +86,8 @@ __all__ = [
     "plan_linear_cross_entropy",
     "plan_matmul",
     "plan_matmul_reduce",
+    "sequence",
+    "uninitialised",
     "warmup",
 ]
 

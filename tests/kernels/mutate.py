@@ -9,7 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from warploom.core.errors import EmulationError
-from warploom.emulate import Emulation, Finding, emulate
+from warploom.emulate import Emulation, Finding
+from warploom.emulate.launch.machine import emulate_launches
+from warploom.emulate.order.launches import QueuedLaunch
 from warploom.interop.arrays import describe
 from warploom.ir.program import Program
 from warploom.ir.statements import Op, SharedRegion, Statement, blocks, with_blocks
@@ -50,11 +52,12 @@ def run_calls(
     of: int = 0,
     stop: bool = False,
 ) -> tuple[Emulation, ...]:
-    """Emulate kernels on arrays by name, ``program`` in place of that of call ``of``.
+    """Emulate kernels in a row on arrays by name, ``program`` in place of that of call ``of``.
 
-    Workspace, which ``arrays`` gets too, starts as NaN, or as 0 where a call asks for it.
+    Those that overlap with the launch before are judged so. Workspace, which ``arrays`` gets too, starts as NaN, or as
+    0 where a call asks for it.
     """
-    found: list[Emulation] = []
+    queued: list[QueuedLaunch] = []
     own: set[str] = set()
     for number, call in enumerate(calls):
         own |= {*call.workspace}
@@ -66,8 +69,8 @@ def run_calls(
         named = zip(call.arrays, kinds, strict=True)
         views = [describe(arrays[name].view(kind.numpy) if name in own else arrays[name]) for name, kind in named]
         arguments = emulator_arguments(used, views, call.scalars, call.maps)
-        found.append(emulate(used, call.grid, arguments, seed=seed, stop=stop))
-    return tuple(found)
+        queued.append(QueuedLaunch(used, call.grid, arguments, programmatic=call.overlaps))
+    return tuple(emulate_launches(queued, seed=seed, stop=stop))
 
 
 def synchronises(op: Op) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.emulate.findings import without
 from tests.hopper.mutants import edits, rewritten
 from tests.kernels.mutate import run_calls
 from warploom.core.dtypes import f16
@@ -237,3 +238,11 @@ def test_a_launch_that_overlaps_with_the_list_waits_before_it_reads_memory() -> 
     before = names[: names.index("griddepcontrol.wait")]
     assert "mbarrier.init" in " ".join(before)
     assert not [name for name in before if name.startswith(("ld.global", "cp.async"))]
+
+
+def test_a_launch_that_does_not_wait_for_the_list_is_found() -> None:
+    case = Case(SM90, (20,), (20,))
+    program = without(case.calls[1].source.program, "griddepcontrol.wait")
+    _, (_, second) = case.launched(program)
+    assert {finding.kind for finding in second.findings} == {"race"}
+    assert "of launch 0, " in second.findings[0].message

@@ -27,8 +27,9 @@ HEAD = 'extern "C" __global__ void k(const int* x, int* y, int* z) {'
 class Miniature:
     """A repaired bug: the ``thread`` that tells of it, what it ``was``, its kernel, and what ``y`` must begin with.
 
-    ``missed`` says what the checker would have to see, where it is silent on the bug, and ``seeds`` give orders in
-    which control flow runs into it.
+    ``before`` is the body of a kernel that is launched first, while which the other one may begin. ``missed`` says what
+    the checker would have to see, where it is silent on the bug, and ``seeds`` give orders in which control flow runs
+    into it.
     """
 
     thread: str
@@ -42,24 +43,21 @@ class Miniature:
     cluster: int | None = None
     missed: str = ""
     seeds: tuple[int | None, ...] = (None, 3)
+    before: str = ""
 
     def source(self, repaired: bool) -> str:
         """The CUDA C++ of one of its forms."""
-        return f"#define REPAIRED {int(repaired)}\n{WORDS}\n{HEAD}{self.body}\n}}\n"
+        before = HEAD.replace(" k(", " before(").replace("const ", "") + self.before
+        return f"#define REPAIRED {int(repaired)}\n{WORDS}\n{before}\n}}\n{HEAD}{self.body}\n}}\n"
 
     def check(self, repaired: bool, seed: int | None = None) -> tuple[tuple[Finding, ...], bool]:
         """The findings, and whether the result is right."""
         given = [X.copy(), np.zeros(512, np.int32), np.zeros(512, np.int32)]
-        found = warploom.check_cuda(
-            self.source(repaired),
-            "k",
-            self.grid,
-            self.block,
-            given,
-            target=self.target,
-            cluster=self.cluster,
-            seed=seed,
-        )
+        launch: dict[str, Any] = {"target": self.target, "cluster": self.cluster}
+        with warploom.sequence(seed) as found:
+            for name in ("before", "k") if self.before else ("k",):
+                source = self.source(repaired)
+                found.launch_cuda(source, name, self.grid, self.block, given, programmatic=name == "k", **launch)
         return found.findings, np.array_equal(given[1][: len(self.right)], self.right)
 
     def blames(self, finding: Finding) -> bool:

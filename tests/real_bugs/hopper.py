@@ -344,7 +344,32 @@ HOPPER = [
     asm volatile("griddepcontrol.wait;" ::: "memory");
     REPAIR(first = *(volatile const int*)&x[T];)
     y[T] = first;""",
-        T,
-        missed="launches in a row",
+        2 * T,
+        before="x[T] *= 2;",
+    ),
+    Miniature(
+        "flashinfer-ai/flashinfer#2708",
+        "products that may start early are compiled without the flag that makes their wait more than an empty function",
+        "race",
+        """
+    REPAIR(asm volatile("griddepcontrol.wait;" ::: "memory");)
+    y[T] = x[127 - T];                                             //!
+    asm volatile("griddepcontrol.launch_dependents;");""",
+        127 - T,
+        before='asm volatile("griddepcontrol.launch_dependents;"); x[T] = T;',
+    ),
+    Miniature(
+        "flashinfer-ai/flashinfer#5081",
+        "a fused all-reduce takes each thread's first row before it waits for the launch that writes it",
+        "race",
+        """
+    FAULT(int row = x[T];)                                         //!
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    REPAIR(int row = x[T];)
+    int sum = row;
+    for (int i = 1; i < 4; i++) sum += x[128 * i + T];
+    y[T] = sum;""",
+        4 * T + 6,
+        before="for (int i = 0; i < 4; i++) x[128 * i + T] = T + i;",
     ),
 ]

@@ -203,3 +203,12 @@ def halve_and_spread_the_first(x, out, BLOCK: tl.constexpr):
     first = tl.load(x)
     tl.store(x + at, tl.load(x + at) / 2)
     tl.store(out + at, tl.zeros([BLOCK], tl.float32) + first)
+
+
+@triton.jit
+def doubled(x, out, WAIT: tl.constexpr):
+    at = tl.arange(0, 64)
+    if WAIT:
+        # Triton 3.4 has a gdc_wait that does not compile.
+        tl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+    tl.store(out + at, 2 * tl.load(x + at))

@@ -247,3 +247,14 @@ def test_deleting_synchronisation_from_the_ptx_is_found(name: str, monkeypatch: 
         assert case.error() <= 1
     assert {"bar.sync", "cp.async.wait_group"} <= set(found)
     assert len(found) > len(places) // 2
+
+
+def test_launches_in_a_row_wait_for_each_other() -> None:
+    for pdl, wait in ((False, False), (True, True), (True, False)):
+        x = np.arange(64, dtype=np.float32)
+        y, z = x.copy(), x.copy()
+        with warploom.sequence() as s:
+            s.launch(kernels.doubled, (1,), [x, y], WAIT=False, target="sm_90")
+            s.launch(kernels.doubled, (1,), [y, z], WAIT=wait, target="sm_90", launch_pdl=pdl)
+        assert np.array_equal(z, 4 * x)
+        assert kinds(s.findings) == ({"race"} if pdl and not wait else set())

@@ -9,8 +9,9 @@ import importlib
 import operator
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, cast
@@ -115,27 +116,50 @@ class ForeignLaunch:
 
 
 @dataclass(frozen=True)
+class PreparedLaunch:
+    """A Program, its grid and its arguments, behind which come the ``variables`` of the kernel's ``source``."""
+
+    program: Program
+    grid: tuple[int, int, int]
+    arguments: list[Any]
+    variables: dict[str, Any]
+    source: Hashable
+    seed: int | None
+
+    def run(self) -> CheckedPtx:
+        """Run it with all checks."""
+        from warploom.emulate import emulate
+
+        given = [*self.arguments, *self.variables.values()]
+        return CheckedPtx(self.program, emulate(self.program, self.grid, given, seed=self.seed))
+
+
+RUNNER: ContextVar[Callable[[PreparedLaunch], Any]] = ContextVar("runner", default=PreparedLaunch.run)
+"""What becomes of launches that are prepared: they are run, or a sequence queues them."""
+
+
+@dataclass(frozen=True)
 class ForeignKernel:
     """A kernel of PTX, read once for any number of launches.
 
     ``names`` call its parameters; ``pointed`` are the number types that the first of them point to, None where that is
-    not known.
+    not known. Kernels from the same ``source`` have their variables in common.
     """
 
     module: Module
     function: Function
     names: Sequence[str]
     pointed: Sequence[DType | None] = ()
+    source: Hashable = None
     _programs: dict[Any, Program] = field(default_factory=dict[Any, Any], repr=False)
 
     def run(self, launch: ForeignLaunch) -> CheckedPtx:
         """Run the kernel with all checks. Raises ProblemError for arguments that do not fit."""
-        from warploom.emulate import emulate
-
         given, kinds = _arguments(self, launch.arguments)
         program = self._program(launch, kinds)
-        given += [_initial(self.module.variables[p.name]) for p in program.parameters[len(given) :]]
-        return CheckedPtx(program, emulate(program, grid_of(launch.grid), given, seed=launch.seed))
+        variables = {p.name: _initial(self.module.variables[p.name]) for p in program.parameters[len(given) :]}
+        prepared = PreparedLaunch(program, grid_of(launch.grid), given, variables, self.source, launch.seed)
+        return RUNNER.get()(prepared)
 
     def _program(self, launch: ForeignLaunch, kinds: list[Argument]) -> Program:
         from warploom.ptx.program import to_program
@@ -167,7 +191,7 @@ def ptx_kernel(ptx: str, kernel: str | None, *, names: Sequence[str] | None, fil
         names = names or [f"argument_{i}" for i in range(len(function.parameters))]
     known = [p.name for p in function.parameters] if names is None else names
     pointed = pointed_types(function.name)
-    return ForeignKernel(module, replace(function, name=name.rpartition("::")[2]), known, pointed)
+    return ForeignKernel(module, replace(function, name=name.rpartition("::")[2]), known, pointed, ptx)
 
 
 def _check_text(called: str, what: str, given: Any, suffix: str) -> None:
@@ -350,7 +374,7 @@ def cuda_kernel(source: str, name: str, *, target: str, options: Sequence[str], 
     if len(parameters) != len(function.parameters):
         parameters = [Parameter(f"argument_{i}", None) for i in range(len(function.parameters))]
     pointed = pointed_types(found.entry) or [p.pointed for p in parameters]
-    return ForeignKernel(module, function, [p.name for p in parameters], pointed)
+    return ForeignKernel(module, function, [p.name for p in parameters], pointed, (source, target, *options))
 
 
 # -- Triton

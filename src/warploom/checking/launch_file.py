@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
@@ -12,8 +13,10 @@ import numpy as np
 
 from warploom.checking.foreign import ForeignKernel, ForeignLaunch, cuda_kernel, ptx_kernel
 from warploom.checking.kernel_file import Checked, ExampleResult, compared
+from warploom.checking.sequence import LaunchSequence
 from warploom.core.dtypes import dtype_of
 from warploom.core.errors import ProblemError
+from warploom.core.uninitialised import uninitialised
 from warploom.cuda.signatures import kernels_in
 from warploom.layout.tensor_map import TensorMapSpec
 
@@ -31,12 +34,18 @@ _KEYS = {
 }
 """What a launch may say; it must say the first three."""
 _NEEDED = ("grid", "block", "arguments")
+_ROW_KEYS = {
+    "sequence": "a list of launches in a row",
+    "arrays": 'arrays that they share, by names that stand among arguments: {"x": {"dtype": "f32", "shape": [64]}}',
+}
+_ORDER = {"stream": 0, "programmatic": False, "after": ()}
+"""What orders a launch of a sequence, and what it is where nothing is said."""
 _ARRAY_KEYS = {
     "name": "what findings call it",
     "file": "a file of NumPy's, beside this one: x.npy",
     "dtype": "the type of its elements: f32, or float",
     "shape": "its extents: [64, 128]",
-    "fill": "random, arange, nan or a number",
+    "fill": "random, arange, nan, uninitialised or a number",
     "expect": "a file of what it must hold afterwards: y.npy",
     "tolerance": "the largest error of an element: 1e-5",
     "tensor_map": '{"box": [64, 32], "swizzle_bytes": 128}, innermost first',
@@ -125,15 +134,18 @@ def _name(given: Any, position: int) -> str:
     return str(given.get("name", f"argument {position}")) if isinstance(given, dict) else f"argument {position}"
 
 
-def launch_of(launch: dict[str, Any], path: Path, seed: int | None = None) -> LaunchFile:
+def launch_of(
+    launch: dict[str, Any], path: Path, seed: int | None = None, arrays: Mapping[str, Any] | None = None
+) -> LaunchFile:
     """The launch that an object of a JSON file describes; ``seed`` draws other random arrays.
 
     ``{"grid": [4], "block": [128], "arguments": [...]}``, and what else ``_KEYS`` tells. Arguments are a list, or an
     object by the parameters' names. An argument is a number, a list of a structure's members, or an array as an object:
     ``{"file": "x.npy"}``, or ``{"dtype": "f32", "shape": [64, 64], "fill": "random"}``, with ``fill`` one of
-    ``random``, ``arange``, ``nan`` or a number. ``expect`` is the file of what it should hold afterwards, within
-    ``tolerance``; ``"tensor_map": {"box": [64, 32], "swizzle_bytes": 128}`` passes a tensor map of it, boxes innermost
-    first. Files are sought beside the launch's. Raises ProblemError for what is no launch.
+    ``random``, ``arange``, ``nan``, ``uninitialised`` or a number; or the name of one of ``arrays``. ``expect`` is the
+    file of what it should hold afterwards, within ``tolerance``; ``"tensor_map": {"box": [64, 32], "swizzle_bytes":
+    128}`` passes a tensor map of it, boxes innermost first. Files are sought beside the launch's. Raises ProblemError
+    for what is no launch.
     """
     rng = np.random.default_rng(seed or 0)
     given: Any = launch["arguments"]
@@ -142,7 +154,11 @@ def launch_of(launch: dict[str, Any], path: Path, seed: int | None = None) -> La
     by_name = cast("dict[str, Any]", given) if isinstance(given, dict) else None
     listed = list(by_name.values()) if by_name is not None else cast("list[Any]", given)
     names = list(by_name) if by_name is not None else [_name(x, i) for i, x in enumerate(listed)]
-    values = [_argument(x, name, path, rng) for x, name in zip(listed, names, strict=True)]
+    known = arrays or {}
+    values = [
+        known[x] if isinstance(x, str) and x in known else _argument(x, name, path, rng)
+        for x, name in zip(listed, names, strict=True)
+    ]
     expected = [
         (names[i], i, _load(path, x["expect"]), float(x.get("tolerance", 0.0)))
         for i, x in enumerate(listed)
@@ -192,6 +208,8 @@ def _tensor_map(array: Any, box: list[int], swizzle_bytes: int = 0) -> TensorMap
 
 
 def _filled(fill: Any, dtype: np.dtype[Any], shape: tuple[int, ...], rng: np.random.Generator) -> Any:
+    if fill == "uninitialised":
+        return uninitialised(shape, dtype)
     if fill == "random":
         if dtype.kind in "iu":
             return rng.integers(0, 100, shape).astype(dtype)
@@ -203,7 +221,7 @@ def _filled(fill: Any, dtype: np.dtype[Any], shape: tuple[int, ...], rng: np.ran
     try:
         value = float(fill)
     except (TypeError, ValueError):
-        raise ValueError(f"fill is random, arange, nan or a number, not {fill!r}") from None
+        raise ValueError(f"fill is random, arange, nan, uninitialised or a number, not {fill!r}") from None
     return np.full(shape, value).astype(dtype)
 
 
@@ -224,8 +242,49 @@ def check_launch(kernel: ForeignKernel, launch: dict[str, Any], path: Path, seed
     """Run a kernel as a launch of a JSON file says, with all checks, and compare what is expected."""
     said = launch_of(launch, path, seed)
     found = kernel.run(said.launch)
-    results: list[ExampleResult] = [
+    return Checked(found.program.name, found.program, found.emulation, _results(said))
+
+
+def _results(said: LaunchFile) -> tuple[ExampleResult, ...]:
+    """What came of the arrays of which something is expected."""
+    return tuple(
         compared(name, given[0] if isinstance(given := said.values[position], tuple) else given, wanted, tolerance)
         for name, position, wanted, tolerance in said.expected
-    ]
-    return Checked(found.program.name, found.program, found.emulation, tuple(results))
+    )
+
+
+def launches_in_row(given: dict[str, Any], path: Path) -> list[dict[str, Any]]:
+    """The launches of an object of a JSON file that has a sequence of them; none of one that has none."""
+    if "sequence" not in given:
+        return []
+    _check_keys(given, _ROW_KEYS, f"{path}: launches in a row")
+    launches = _list(given, "sequence", path)
+    if not launches or not all(isinstance(launch, dict) for launch in launches):
+        raise ProblemError(f"{path}: a sequence is a list of launches, which are objects with {', '.join(_NEEDED)}")
+    return launches
+
+
+def in_row(kernel: dict[str, Any]) -> dict[str, Any]:
+    """A launch without what orders it in a sequence."""
+    return {key: value for key, value in kernel.items() if key not in _ORDER}
+
+
+def check_sequence(
+    kernels: Sequence[ForeignKernel], given: dict[str, Any], path: Path, seed: int | None = None
+) -> Checked:
+    """Run kernels one after the other, each by a launch of a sequence; the arrays of ``arrays`` are common to all."""
+    shared = given.get("arrays", {})
+    if not isinstance(shared, dict):
+        raise ProblemError(f"{path}: arrays are an object by name, not {shared!r}")
+    common = launch_of({"grid": 1, "block": 1, "arguments": shared}, path, seed)
+    arrays = dict(zip(cast("dict[str, Any]", shared), common.values, strict=True))
+    said = [common]
+    with LaunchSequence(seed) as row:
+        for number, (kernel, launch) in enumerate(zip(kernels, launches_in_row(given, path), strict=True)):
+            said.append(launch_of(launch, path, (seed or 0) + number, arrays))
+            order = {key: launch.get(key, usual) for key, usual in _ORDER.items()}
+            row.queue(tuple(order.values()), kernel.run, replace(said[-1].launch, seed=None))
+    last, names = row.launches[-1], ", ".join(launch.program.name for launch in row.launches)
+    printed = "".join(launch.printed for launch in row.launches)
+    emulation = replace(last.emulation, findings=row.findings, printed=printed)
+    return Checked(names, last.program, emulation, tuple(result for one in said for result in _results(one)))

@@ -29,7 +29,16 @@ from warploom.checking.kernel_file import (
     traced_kernel,
     without_example,
 )
-from warploom.checking.launch_file import SUFFIXES, check_launch, kernel_of, launch_beside, read_launches
+from warploom.checking.launch_file import (
+    SUFFIXES,
+    check_launch,
+    check_sequence,
+    in_row,
+    kernel_of,
+    launch_beside,
+    launches_in_row,
+    read_launches,
+)
 from warploom.core.errors import ProblemError, WarploomError
 from warploom.cuda.signatures import plain_name
 from warploom.emulate import recorded
@@ -236,12 +245,17 @@ def _of_launches(target: Target, how: How) -> Iterator[Outcome]:
         return
     launches = read_launches(path)
     for number, launch in enumerate(launches):
-        kernel = str(launch.get("kernel") or Path(file).stem)
-        name = kernel + (f", launch {number + 1}" if len(launches) > 1 else "")
-        yield _timed(Outcome(file, name, _line_of(file, plain_name(kernel))), partial(_check, file, launch, path, how))
+        kernels = [str(one.get("kernel") or Path(file).stem) for one in launches_in_row(launch, path) or [launch]]
+        name = ", ".join(kernels) + (f", launch {number + 1}" if len(launches) > 1 else "")
+        yield _timed(
+            Outcome(file, name, _line_of(file, plain_name(kernels[0]))), partial(_check, file, launch, path, how)
+        )
 
 
 def _check(file: str, launch: dict[str, Any], path: Path, how: How) -> Checked:
+    if row := launches_in_row(launch, path):
+        kernels = [kernel_of(Path(file), in_row(one), path) for one in row]
+        return how.run(file, lambda order: check_sequence(kernels, launch, path, order))
     kernel = kernel_of(Path(file), launch, path)
     return how.run(file, lambda order: check_launch(kernel, launch, path, order))
 

@@ -24,6 +24,7 @@ from warploom.isa.effects import (
     ClusterBarrier,
     ClusterScope,
     Fence,
+    LaunchWait,
     MbarrierArrive,
     MbarrierFence,
     MbarrierInit,
@@ -203,7 +204,8 @@ def set_max_registers(registers: int, way: Literal["inc", "dec"]) -> Instruction
 
 # Other launches, time, and the end
 
-form("griddepcontrol.{action}", ORDERED, action="launch_dependents wait", since="sm_90")
+form("griddepcontrol.launch_dependents", ORDERED, since="sm_90")
+form("griddepcontrol.wait", ORDERED, effects=(LaunchWait(),), since="sm_90")
 form("nanosleep.u32 a", ORDERED)
 
 

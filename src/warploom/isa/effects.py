@@ -152,6 +152,11 @@ class Fence(Effect):
 
 
 @dataclass(frozen=True, slots=True)
+class LaunchWait(Effect):
+    """Waits until the launches that the kernel's depends on are over and what they wrote is visible."""
+
+
+@dataclass(frozen=True, slots=True)
 class ProxyFence(Effect):
     """Orders the thread's generic-proxy accesses to a memory space before later async-proxy ones."""
 

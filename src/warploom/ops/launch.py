@@ -298,9 +298,25 @@ def _copied(program: Program, grid: Grid, given: Sequence[Any], views: Sequence[
 
 
 def _emulate(program: Program, grid: Grid, given: Sequence[Any], views: Sequence[ArrayView | None]) -> None:
+    warn_of_emulator(program.name)
+    emulated(program, grid, _on_cpu(program, given, views))
+
+
+def _on_cpu(program: Program, given: Sequence[Any], views: Sequence[ArrayView | None]) -> dict[str, Any]:
+    """The arguments by name, as the emulator takes them."""
     arguments: dict[str, Any] = {}
     for parameter, argument, view in zip(program.parameters, given, views, strict=True):
         array: Any = argument if view is None else as_numpy(view)
         arguments[parameter.name] = (array, argument[1]) if parameter.kind == "tensor_map" else array
-    warn_of_emulator(program.name)
-    emulated(program, grid, arguments)
+    return arguments
+
+
+def emulator_launch(
+    kernel: KernelFunction | Program,
+    grid: int | Sequence[int],
+    arguments: Sequence[Any] | Mapping[str, Any],
+    configuration: Mapping[str, Any],
+) -> tuple[Program, Grid, dict[str, Any]]:
+    """The Program of a launch, its grid and its arguments as the emulator takes them. Raises as :func:`launch`."""
+    program = _program(kernel, configuration)
+    return program, grid_of(grid), _on_cpu(program, *_described(program, arguments))

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from warploom.core.errors import WarploomError
-from warploom.emulate import Emulation, emulate
+from warploom.emulate import Emulation, Finding
+from warploom.emulate.launch.machine import emulate_launches
+from warploom.emulate.order.launches import QueuedLaunch
 from warploom.ir.program import Program
 
 Array = np.ndarray[Any, Any]
@@ -22,12 +24,24 @@ NONE = ""
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel to run. ``right`` gives what arrays must hold at the end, by the number of the argument."""
+    """A kernel to run. ``right`` gives what arrays must hold at the end, by the number of the argument.
+
+    ``earlier`` launches go before it; the other fields are those of :class:`QueuedLaunch`.
+    """
 
     program: Program
     grid: int | tuple[int, ...]
     arguments: Sequence[Any]
     right: Mapping[int, Any] = field(default_factory=dict[int, Any])
+    earlier: Sequence[QueuedLaunch] = ()
+    stream: str | int = 0
+    programmatic: bool = False
+    after: Sequence[int] = ()
+
+    def run(self, seed: int | None = None) -> list[Emulation]:
+        """Run it, after the earlier ones."""
+        last = QueuedLaunch(self.program, self.grid, self.arguments, self.stream, self.programmatic, self.after)
+        return emulate_launches([*self.earlier, last], seed=seed)
 
 
 @dataclass(frozen=True)
@@ -58,7 +72,7 @@ class Verdict:
 
 
 corpus: list[Defect] = []
-GROUPS = ("ctas", "named", "mbarriers", "copies", "tma", "products", "warps", "clusters", "grids", "values")
+GROUPS = ("ctas", "named", "mbarriers", "copies", "tma", "products", "warps", "clusters", "grids", "values", "launches")
 
 
 def every_defect() -> list[Defect]:
@@ -92,22 +106,19 @@ def judge(build: Callable[..., Launch], switch: str, setting: Mapping[str, Any],
     """Trace and run a kernel with a defect, or (``NONE``) its twin."""
     try:
         launch = build(switch, **setting)
-        run = emulate(launch.program, launch.grid, launch.arguments, seed=seed)
+        runs = launch.run(seed)
     except WarploomError as refusal:
         said = str(refusal)
         where = re.findall(r"(\w+\.py):(\d+)", said)
         return Verdict(("refused",), tuple(_text(build, file, int(line)) for file, line in where), (said,))
     wrong = [i for i, right in launch.right.items() if not np.array_equal(launch.arguments[i], right)]
-    return Verdict(_kinds(run), _lines(run), tuple(map(str, run.findings)), tuple(wrong))
+    found = [finding for run in runs for finding in run.findings]
+    return Verdict(tuple(f.kind for f in found), _lines(found), tuple(map(str, found)), tuple(wrong))
 
 
-def _kinds(run: Emulation) -> tuple[str, ...]:
-    return tuple(f.kind for f in run.findings)
-
-
-def _lines(run: Emulation) -> tuple[str, ...]:
+def _lines(found: Sequence[Finding]) -> tuple[str, ...]:
     """The source text of both lines of each finding."""
-    both = [(f.where, f.other or f.where) for f in run.findings]
+    both = [(f.where, f.other or f.where) for f in found]
     return tuple(linecache.getline(a.file, a.line) + linecache.getline(b.file, b.line) for a, b in both)
 
 

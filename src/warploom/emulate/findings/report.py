@@ -277,6 +277,12 @@ class Reporter:
         warps, domain = self.warps_per_cta, self.places.domain
         if agent < 0:
             kind, _, number = self.clocks.queue_of(agent)
+            if kind == "launch":
+                earlier = self.clocks.earlier
+                cure = "order the launches: put them on one stream, or let an event tell the end of the first"
+                if number in earlier.awaited:
+                    cure = "let every thread wait for it before (griddepcontrol.wait, cudaGridDependencySynchronize)"
+                return False, f"launch {number}, {earlier.kernels[number]},", cure
             if kind == "reduction":
                 cure = "wait for its group until it is done (k.wait_bulk(0)), then meet at a barrier"
                 return False, "the TMA", cure

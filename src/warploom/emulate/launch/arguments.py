@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from warploom.core.dtypes import DType
 from warploom.core.errors import ProblemError
 from warploom.emulate.control.frames import constant_array
 from warploom.emulate.memory.buffers import ADDRESS_BITS, GlobalBuffer, buffer_of, settle
+from warploom.emulate.order.launches import QueuedLaunch
 from warploom.emulate.transactions.tensor_maps import TensorMapArgument
 from warploom.ir.program import Parameter, Program, in_order
 from warploom.ir.statements import Value
@@ -21,29 +24,40 @@ from warploom.isa.effects import Access, AsyncCopy, AsyncStore, BulkStore, BulkT
 Array = NDArray[Any]
 
 
-def bind(
-    program: Program, arguments: Sequence[Any] | Mapping[str, Any]
-) -> tuple[list[GlobalBuffer], dict[Value, Array], dict[int, TensorMapArgument]]:
-    """Buffers, the values of the parameters as (1, 1) arrays, and tensor maps by their fake address.
+@dataclass(frozen=True)
+class BoundArguments:
+    """The buffers of a launch, the values of its parameters as (1, 1) arrays, tensor maps by their fake address."""
+
+    buffers: list[GlobalBuffer]
+    values: dict[Value, Array]
+    maps: dict[int, TensorMapArgument]
+
+
+def bind(launches: Sequence[QueuedLaunch]) -> list[BoundArguments]:
+    """The arguments of launches, whose arrays are one memory.
 
     Raises ProblemError when an argument is missing, of the wrong kind, or of another element size than the kernel's.
     """
-    arguments = in_order(program, arguments, _layout)
-    given = list(zip(program.parameters, arguments, strict=True))
-    buffers = {p.value: _buffer(p, x, i) for i, (p, x) in enumerate(given) if p.kind != "scalar"}
-    settle(buffers.values())
-    values: dict[Value, Array] = {}
-    maps: dict[int, TensorMapArgument] = {}
-    for parameter, argument in given:
-        buffer = buffers.get(parameter.value)
+    numbers = count()
+    given = [
+        [(p, x, _buffer(p, x, next(numbers)) if p.kind != "scalar" else None) for p, x in zip(*each, strict=True)]
+        for each in ((of.program.parameters, in_order(of.program, of.arguments, _layout)) for of in launches)
+    ]
+    settle(buffer for each in given for _, _, buffer in each if buffer is not None)
+    return [_bound(each) for each in given]
+
+
+def _bound(given: Sequence[tuple[Parameter, Any, GlobalBuffer | None]]) -> BoundArguments:
+    found = BoundArguments([buffer for _, _, buffer in given if buffer is not None], {}, {})
+    for parameter, argument, buffer in given:
         if buffer is None:
-            values[parameter.value] = _scalar(parameter, argument)
+            found.values[parameter.value] = _scalar(parameter, argument)
             continue
         if parameter.kind == "tensor_map":
-            maps[buffer.address] = _tensor_map(parameter, argument).bound(buffer)
+            found.maps[buffer.address] = _tensor_map(parameter, argument).bound(buffer)
         start = buffer.start if parameter.kind == "pointer" else buffer.address
-        values[parameter.value] = np.array([[start]], np.uint64)
-    return list(buffers.values()), values, maps
+        found.values[parameter.value] = np.array([[start]], np.uint64)
+    return found
 
 
 def _layout(parameter: Parameter, argument: Any) -> tuple[Sequence[int], Sequence[int]]:

@@ -10,7 +10,7 @@ import random
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
@@ -32,23 +32,23 @@ from warploom.emulate.control.undefined import WideAddresses
 from warploom.emulate.findings.findings import Finding, Findings, causes
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.findings.traffic import Traffic, TrafficCounter
-from warploom.emulate.launch.arguments import bind, granules, written_parameters
+from warploom.emulate.launch.arguments import BoundArguments, bind, granules, written_parameters
 from warploom.emulate.launch.recording import Recording, asked_for
 from warploom.emulate.memory.buffers import GlobalBuffer
 from warploom.emulate.memory.global_memory import GlobalMemory
 from warploom.emulate.memory.memory import LocalMemory
 from warploom.emulate.memory.shared_memory import SharedMemory
 from warploom.emulate.order.clocks import MOST_CLOCKED, MOST_STAMPS, Clocks
+from warploom.emulate.order.launches import EarlierLaunches, QueuedLaunch, StreamOrder
 from warploom.emulate.order.ordering import Ordering, Published
 from warploom.emulate.order.places import Places
 from warploom.emulate.order.planes import planes_of
 from warploom.emulate.transactions.boxes import wrong_boxes
 from warploom.emulate.transactions.bulk import BulkCopies
-from warploom.emulate.transactions.tensor_maps import TensorMapArgument
 from warploom.emulate.transactions.transaction import CopyQueue
 from warploom.emulate.transactions.warpgroups import WARPS, RegisterPools, Warpgroups, has_wgmma
 from warploom.ir.program import Program
-from warploom.ir.statements import Const, Op, Roles, SourceLine, Value, blocks, walk
+from warploom.ir.statements import Const, Op, Roles, SourceLine, blocks, walk
 from warploom.isa.conversion import FULL_MASK
 from warploom.isa.effects import Access, Barrier, Effect, Fence, GlobalWait, MbarrierWait, RegisterBudget, WarpSync
 
@@ -71,6 +71,7 @@ class PreparedProgram(Executor):
         self.apart = any(_tells_lanes(op, e) for op, e in effects)
         self.distributed = any(isinstance(e, Access) and e.remote for _, e in effects)
         self.waits_for_ctas = any(isinstance(e, GlobalWait) for _, e in effects)
+        self.talks = any(_tells_ctas(e) for _, e in effects)
         self.planes = planes_of(program)
         named = [*program.shared, *program.parameters]
         self.compiled = any(x.name in _OF_TRITON for x in named)
@@ -110,6 +111,13 @@ def _tells_lanes(op: Op, effect: Effect) -> bool:
     return isinstance(effect, MbarrierWait) or _orders(effect)
 
 
+def _tells_ctas(effect: Effect) -> bool:
+    """Whether CTAs may tell each other by an effect how far they have come."""
+    return (
+        isinstance(effect, Access) and effect.space == "global" and (effect.mode == "atomic" or effect.order != "weak")
+    )
+
+
 def _orders(effect: Effect) -> bool:
     """Whether an effect can order accesses of different CTAs."""
     return isinstance(effect, Fence | GlobalWait) or (
@@ -123,6 +131,10 @@ _WARPS_PER_BATCH = 512
 _BURST = 24  # the most steps a task may take at a stretch under a seed
 _UNEVEN = 4  # every so many seeds one group of warps is held back, until the others wait for it or almost so
 _HELD_BACK = 0.98
+_HOLDS = {1: (0,), 2: (1, 2, 3)}
+"""Under seeds with these remainders by _UNEVEN a few CTAs are held until the others have ended: each after so many of
+its instructions by which CTAs tell each other how far they have come."""
+_MOST_LOOKS = 500  # rounds of loops that look what other threads do, until held CTAs are let go on
 _IDLE_PASSES = 1000  # after so many rounds of loops that find nothing new, nothing new will come
 
 
@@ -178,40 +190,61 @@ def emulate(
         raise ProblemError(f"emulate runs a Program, not {shown(program)}: of a kernel it is kernel.trace(…)")
     if seed is not None and (not isinstance(seed, int) or seed < 0):
         raise ProblemError(f"seed is a number that determines the order of the warps, 0 or more, not {shown(seed)}")
-    places = Places.of(program, grid_of(grid))
-    bound = buffers, _, _ = bind(program, arguments)
-    large = checks and WideAddresses.needed(buffers)
-    with prepared(program, checks, large) as ready:
-        try:
-            return _Launch(ready, places, bound, Findings(stop, checks), seed, progress).run()
-        except MemoryError:
-            size = sum(buffer.data.nbytes for buffer in buffers)
-            raise ProblemError(
-                f"{size} bytes of arrays, and what is known of each byte, exceed this machine's memory: emulate less"
-            ) from None
+    launch = QueuedLaunch(program, grid, arguments)
+    return emulate_launches([launch], seed=seed, checks=checks, stop=stop, progress=progress)[0]
+
+
+def emulate_launches(
+    launches: Sequence[QueuedLaunch],
+    *,
+    seed: int | None = None,
+    checks: bool = True,
+    stop: bool = False,
+    progress: Callable[[float], None] | None = None,
+) -> list[Emulation]:
+    """Run launches one after the other, with options as those of :func:`emulate`, and judge what orders them.
+
+    Global memory and its history go on from one to the next: an access is a race with that of an earlier launch unless
+    that one is over when the kernel begins, or ``griddepcontrol.wait`` has waited for it.
+    """
+    places, bound = [Places.of(of.program, grid_of(of.grid)) for of in launches], bind(launches)
+    buffers = [buffer for of in bound for buffer in of.buffers]
+    large, streams, found = checks and WideAddresses.needed(buffers), StreamOrder(launches), list[Emulation]()
+    try:
+        with ExitStack() as stack:
+            programs = {id(of.program): of.program for of in launches}
+            ready = {key: stack.enter_context(prepared(p, checks, large)) for key, p in programs.items()}
+            memory, history = _memory(buffers, list(ready.values())), list[Op | None]([None])
+            for number, (launch, of, where) in enumerate(zip(launches, bound, places, strict=True)):
+                run = _Launch(ready[id(launch.program)], where, of, Findings(stop, checks), seed)
+                tell = None if progress is None else partial(_tell, progress, number / len(launches), 1 / len(launches))
+                found.append(run.run(memory, history, streams.begin(), tell))
+                streams.end(len(history) - 1, found[-1].executed.get("griddepcontrol.wait", 0) > 0)
+    except MemoryError:
+        size = sum(buffer.data.nbytes for buffer in buffers)
+        raise ProblemError(
+            f"{size} bytes of arrays, and what is known of each byte, exceed this machine's memory: emulate less"
+        ) from None
+    return found
+
+
+def _memory(buffers: list[GlobalBuffer], ready: list[PreparedProgram]) -> GlobalMemory:
+    """The global memory of launches of some programs."""
+    written = [of.written for of in ready]
+    names = None if None in written else set[str]().union(*(x for x in written if x is not None))
+    return GlobalMemory(buffers, names, min(of.global_granule for of in ready), ready[0].checks)
 
 
 class _Launch:
     """A launch: its tasks, their schedule, and what has been found."""
 
     def __init__(
-        self,
-        executor: PreparedProgram,
-        places: Places,
-        bound: tuple[list[GlobalBuffer], dict[Value, Array], dict[int, TensorMapArgument]],
-        findings: Findings,
-        seed: int | None,
-        progress: Callable[[float], None] | None,
+        self, executor: PreparedProgram, places: Places, bound: BoundArguments, findings: Findings, seed: int | None
     ) -> None:
         self.executor, self.program, self.places, self.findings = executor, executor.program, places, findings
         self.rng = None if seed is None else random.Random(seed)
-        self.progress, self.recorder = progress, asked_for()
-        self.warps = self.program.warps
-        buffers, self.values, self.maps = bound
-        memory = GlobalMemory(buffers, executor.written, executor.global_granule, executor.checks)
-        executor.begin(memory, TrafficCounter(), self.values, self.rng)
-        self.history: list[Op | None] = [None]
-        self.names: dict[tuple[str, int, int], int] = {}
+        self.warps, self.values, self.maps = self.program.warps, bound.values, bound.maps
+        self.recorder = asked_for()
         self.published = Published()
         self.tasks: list[Task] = []
         self.idle = 0  # rounds in which loops looked in vain for what other threads do
@@ -220,8 +253,23 @@ class _Launch:
         # The group of four warps that is held back under this seed: all others meet it late, a whole loop step or more.
         uneven = seed is not None and seed % _UNEVEN == _UNEVEN - 1
         self.slow = seed // _UNEVEN % -(-self.warps // WARPS) if uneven and seed is not None else None
+        self.held: dict[int, int] = {}  # CTAs of the batch, and after how many such instructions each is held
+        self.looks = 0
+        alone = seed is not None and executor.talks and places.together == 1
+        holds = _HOLDS.get(seed % _UNEVEN, ()) if alone and seed is not None else ()
+        first = seed // _UNEVEN % len(holds) if seed is not None and holds else 0
+        self.holds = holds[first:] + holds[:first]
 
-    def run(self) -> Emulation:
+    def run(
+        self,
+        memory: GlobalMemory,
+        history: list[Op | None],
+        earlier: EarlierLaunches,
+        progress: Callable[[float], None] | None,
+    ) -> Emulation:
+        """Run all batches, on a memory and a history of stamps that ``earlier`` launches may have left."""
+        self.history, self.earlier, self.names = history, earlier, earlier.names
+        self.executor.begin(memory, TrafficCounter(), self.values, self.rng)
         total, together = self.places.ctas, self.places.together
         if self.maps and self.executor.checks:
             maps = {
@@ -235,8 +283,8 @@ class _Launch:
         with np.errstate(all="ignore"):
             for first in range(0, total, per_batch):
                 ctas = min(per_batch, total - first)
-                if self.progress is not None:
-                    self.executor.progress = partial(_tell, self.progress, first / total, ctas / total)
+                if progress is not None:
+                    self.executor.progress = partial(_tell, progress, first / total, ctas / total)
                 if not self._run_batch(first, ctas):
                     break
         counts = [(op, count[0]) for op, count in self.executor.counts]
@@ -272,6 +320,7 @@ class _Launch:
             planes=run.planes,
             home=home,
             most=most,
+            earlier=self.earlier,
         )
         report = run.report = Reporter(
             self.findings, clocks, partial(_loops_of, self.tasks), compiled=run.compiled, recorder=self.recorder
@@ -295,7 +344,12 @@ class _Launch:
         run.warpgroups = Warpgroups(shared, report, run.counter, run.watched)
         run.registers = RegisterPools(program, rows, report)
         run.forget()
+        if self.rng is not None and self.holds:
+            held = self.rng.sample(range(ctas), min(len(self.holds), ctas - 1))
+            self.held, self.looks = dict(zip(held, self.holds, strict=False)), 0
         self.tasks[:] = self._divide(np.arange(rows).reshape(ctas, self.warps))
+        for cta, count in self.held.items():
+            self._go_until(cta, count)
         if not self._schedule():
             return False
         if run.checks:
@@ -313,7 +367,9 @@ class _Launch:
         if self.executor.waits_for_ctas or self.rng is not None:
             apart = self.places.ctas if self.executor.waits_for_ctas else self.places.together
             step = WARPS if self.executor.multiplies_by_warpgroups else 1
-        parts = [
+        parts = [everyone[cta] for cta in self.held]
+        everyone = np.delete(everyone, list(self.held), axis=0)
+        parts += [
             everyone[cta::apart, warp : warp + step] for cta in range(apart) for warp in range(0, self.warps, step)
         ]
         frames = [Frame(part.ravel(), self.warps, self.executor.constants) for part in parts if part.size]
@@ -344,8 +400,31 @@ class _Launch:
                 self._advance(self._next(ready, self.rng), self.rng.choice((1, 1, 2, _BURST)))
         return True
 
+    def _not_held(self, ready: list[Task]) -> list[Task]:
+        """The tasks that are not held, also in loops that do more than look; without any, those held the earliest."""
+        after = {task: self.held.get(int(task.rows[0]) // self.warps, -1) for task in self.tasks}
+        going = [t for t, held in after.items() if held < 0 and (t.busy or not all(g.idle for g in t.resting))]
+        self.looks += not any(task.busy for task in going)
+        if self.looks > _MOST_LOOKS:
+            self.held = {}
+        first = min(after[task] for task in ready)
+        return going or [task for task in ready if after[task] == first]
+
+    def _go_until(self, cta: int, count: int) -> None:
+        """A CTA of the batch goes on alone until it has told others so often how far it has come, or must wait."""
+        while count > 0:
+            task = next((t for t in self.tasks if t.busy and t.rows[0] // self.warps == cta), None)
+            if task is None:
+                return
+            before = len(self.history)
+            self._advance(task, 1)
+            ops = [op for op in self.history[before:] if op is not None]
+            count -= sum(any(_tells_ctas(e) for e in op.instruction.effects()) for op in ops)
+
     def _next(self, ready: list[Task], rng: random.Random) -> Task:
         """Which task goes on under a seed."""
+        if self.held:
+            ready = self._not_held(ready)
         if self.slow is not None:
             ahead = [t for t in ready if t.rows[0] % self.warps // WARPS != self.slow]
             if ahead and rng.random() < _HELD_BACK:

@@ -168,7 +168,9 @@ class AccessSteps:
 
             def then(frame: Frame) -> None:
                 over = place if frame.n == place.frame.n else run.memory.place(frame, frame.env[key], op, access)
-                run.memory.track(over)
+                at = run.memory.track(over)
+                if at is not None and run.memory.history is not None:
+                    run.memory.history.check_initialised(at)
                 self._order(over, access)
 
             return Polled(op, set(frame.rows.tolist()), then=then if run.checks else None, reached=reached)
@@ -217,7 +219,7 @@ class AccessSteps:
             if run.checks:
                 place.count(run.counter, name)
                 taken.count(run.counter, name)
-                run.copies.start(place, data, taken)
+                run.copies.start(place, data, taken, run.memory.unwritten(taken, source))
             else:
                 run.shared.store(place, to, data)
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.core.errors import ProblemError
+from warploom.core.uninitialised import unwritten
 from warploom.isa.memory import MOST_BYTES
 
 Array = NDArray[Any]
@@ -40,6 +41,8 @@ class GlobalBuffer:
     strides: tuple[int, ...] = ()
     between: NDArray[np.bool_] | None = field(default=None, repr=False)
     """Which bytes lie between the elements, of a view with gaps."""
+    unwritten: NDArray[np.bool_] | None = field(default=None, repr=False)
+    """Which bytes nobody has written, of an array that is marked so."""
 
     @property
     def start(self) -> int:
@@ -150,4 +153,5 @@ def buffer_of(name: str, array: Array, index: int) -> GlobalBuffer:
         between = np.ones(data.size, np.bool_)
         np.lib.stride_tricks.as_strided(between, (*shape, array.itemsize), (*strides, 1))[...] = False
         between = between if between.any() else None  # transposed arrays have no gaps
-    return GlobalBuffer(name, data, (index + 1) << ADDRESS_BITS, skew, real, writable, shape, strides, between)
+    marks = unwritten(data, array.itemsize)
+    return GlobalBuffer(name, data, (index + 1) << ADDRESS_BITS, skew, real, writable, shape, strides, between, marks)

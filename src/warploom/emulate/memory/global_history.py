@@ -25,6 +25,8 @@ Array = NDArray[Any]
 
 FLYING = 1 << 40
 """Added to the stamp at which a bulk store has begun to write: nobody can know of it."""
+UNWRITTEN = np.int64(-1)
+"""The record of cells of arrays that are marked as uninitialised, until somebody writes them."""
 _UNMERGED = 8  # lists that may wait to be merged
 
 
@@ -57,10 +59,11 @@ class AccessList:
         """Both lists, without what a write has ended and without a thread's older accesses to the same cell."""
         cells, agents, records = (np.concatenate(pair) for pair in zip(first, second, strict=True))
         kept = np.nonzero(self._current(cells, records))[0]
-        threads = agents * LANES + (records & LANES - 1)
-        kept = kept[np.lexsort((threads[kept], cells[kept]))]
+        launches = self.history.clocks.earlier.number_of(records >> BITS)
+        keys = agents * LANES + (records & LANES - 1), launches, cells
+        kept = kept[np.lexsort([key[kept] for key in keys])]
         last = np.ones(kept.size, np.bool_)
-        last[:-1] = (cells[kept[1:]] != cells[kept[:-1]]) | (threads[kept[1:]] != threads[kept[:-1]])
+        last[:-1] = np.logical_or.reduce([key[kept[1:]] != key[kept[:-1]] for key in keys])
         kept = kept[last]
         return cells[kept], agents[kept], records[kept]
 
@@ -114,7 +117,8 @@ class GlobalHistory(History):
     read_plane, fenced_plane = FAR, FENCED_GLOBALLY
 
     def __init__(self, size: int, granule: int, base: Array) -> None:
-        super().__init__(-(-size // granule), granule, np.int64(0), FLYING)
+        super().__init__(-(-size // granule), granule, UNWRITTEN, FLYING)
+        self.wrote[:] = 0
         self.base = base
         self.turns = dict[
             int, bytes
@@ -144,7 +148,19 @@ class GlobalHistory(History):
         return writers
 
     def _ordinary(self, mine: MemoryAccess, past: str, writers: Array) -> Array:
-        return self.generic[mine.cells] if past == "wrote" else (writers >= 0) & (past != "read")  # not asked of reads
+        written = self.generic[mine.cells] if past == "wrote" else past != "read"  # not asked of reads
+        return (writers >= 0) & written
+
+    def judge(self, mine: MemoryAccess, past: str, writers: Array, record: Array, *more: Any, **named: Any) -> Array:
+        """Report conflicts as :meth:`History.judge`: an earlier launch is one agent, known if it was over before."""
+        earlier = self.clocks.earlier
+        if earlier.ends:
+            number = earlier.number_of(record >> BITS)
+            places = np.append(earlier.places, 0)[number]
+            agents = self.clocks.agents(self.clocks.warps + np.maximum(places, 0), mine.rows[0])
+            writers = np.where(number < len(earlier.ends), agents, writers)
+            record = np.where(places < 0, record & LANES - 1, record)
+        return super().judge(mine, past, writers, record, *more, **named)
 
     def bytes(self, mine: MemoryAccess) -> Array:
         """The bytes in their buffers that an access's cells begin at."""
@@ -200,6 +216,19 @@ class GlobalHistory(History):
                 for found, writers, records, each in earlier.late(mine, ended=True):
                     self.judge(found, earlier.past, writers, records, each, kind=kind)
 
+    def note(self, at: MemoryAccess) -> None:
+        """Record a read or an update; updates need a value to begin with."""
+        if at.what == "atomic":
+            self.check_initialised(at)
+        super().note(at)
+
+    def check_initialised(self, at: MemoryAccess) -> None:
+        """Report what an access reads, and uses, of cells that nobody has written."""
+        if (self.wrote[at.cells] == UNWRITTEN).any():
+            mine = at.flat
+            never = mine[self.wrote[mine.cells] == UNWRITTEN]
+            self.report.tell("never written", never, self.bytes(never))
+
     def write(self, at: MemoryAccess) -> tuple[Array, Array] | None:
         """Note who has written some units, as :meth:`History.write`."""
         self.generic[at.cells] = not at.proxy
@@ -215,15 +244,18 @@ class GlobalHistory(History):
 
     def written_since(self, cells: Array, stamp: int) -> Array:
         """Which cells have been written after a stamp."""
-        return super().written_since(cells, stamp) & (self.wrote[cells] >> BITS < FLYING)
+        records = self.wrote[cells]
+        return super().written_since(cells, stamp) & (records >> BITS < FLYING) & (records != UNWRITTEN)
 
     def check_unwritten(self, mine: MemoryAccess) -> None:
         """Report a read through a cache for what the kernel does not write."""
-        self.check_unchanged(mine.flat, "cached", 0)
+        begun = self.clocks.earlier.begun
+        self.check_unchanged(mine.flat, "cached", begun)
         for kind, earlier in self.tables.items():
             if kind.what == "update":
                 for written, _, records, _ in earlier.late(mine, None):
-                    self.report.tell("cached", written, self.bytes(written), int(records[0] >> BITS))
+                    if (now := records >> BITS > begun).any():
+                        self.report.tell("cached", written[now], self.bytes(written[now]), int(records[now][0] >> BITS))
 
     def end_read(self, mine: MemoryAccess) -> None:
         """A transaction has read until now, what others may not have written meanwhile; reads count from now on."""

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warploom.emulate.control.frames import Frame, displaced
+from warploom.emulate.control.frames import Frame, Origin, displaced
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.memory.access import GlobalAccess, MemoryAccess
 from warploom.emulate.memory.buffers import ADDRESS_BITS, GlobalBuffer, align, memory_around, overlapping
-from warploom.emulate.memory.global_history import GlobalHistory
+from warploom.emulate.memory.global_history import UNWRITTEN, GlobalHistory
 from warploom.emulate.memory.memory import MODES, Memory
 from warploom.emulate.order.clocks import LANES, Clocks
 from warploom.ir.statements import Op
@@ -26,6 +26,8 @@ class GlobalMemory(Memory):
     """All buffers of a launch, by their numbers. Lives for the whole grid; clocks and reports are the batch's."""
 
     history: GlobalHistory | None = None
+    marked = False
+    """Whether there are arrays some of which nobody has written."""
 
     def __init__(self, buffers: list[GlobalBuffer], written: set[str] | None, granule: int, checks: bool) -> None:
         self.buffers = {b.address >> ADDRESS_BITS: b for b in buffers}
@@ -46,13 +48,20 @@ class GlobalMemory(Memory):
         """Give a place in the history to buffers that may be written, and to those that they overlap."""
         total = 0
         for parts in overlapping(self.buffers.values()):
-            if written is None or any(buffer.name in written for buffer in parts):
+            marked = any(buffer.unwritten is not None for buffer in parts)
+            if written is None or marked or any(buffer.name in written for buffer in parts):
                 first = total + parts[0].skew - parts[0].real
                 base[[b.address >> ADDRESS_BITS for b in parts]] = [first + b.real for b in parts]
                 end = max(first + buffer.real + buffer.data.size for buffer in parts)
                 total = -(-end // _ALIGNMENT) * _ALIGNMENT
         if total:
             self.history = GlobalHistory(total, self.granule, base)
+            for number, buffer in self.buffers.items():
+                if buffer.unwritten is not None:
+                    self.marked = True
+                    cells = np.arange(base[number], base[number] + buffer.data.size) // self.granule
+                    some = cells[~buffer.unwritten]
+                    self.history.wrote[cells], self.history.wrote[some] = UNWRITTEN, 0
 
     def leave(self) -> None:
         """The launch is over: arrays that were copied get what has been written."""
@@ -165,12 +174,40 @@ class GlobalMemory(Memory):
 
     # -- accesses ------------------------------------------------------------------------------------------------
 
-    def load(self, place: GlobalAccess, access: Effect) -> tuple[Array, None, None]:
-        """The words read, (warps, lanes, words); global memory has no poison."""
+    def load(self, place: GlobalAccess, access: Effect) -> tuple[Array, Array | None, Origin | None]:
+        """The words read (warps, lanes, words), their shadow if any is poison, and where the poison comes from."""
         at = self.track(place)
         if at is not None and self.history is not None and access.read_only:
             self.history.check_unwritten(at)
-        return self.words(self.data, place, access), None, None
+        return self.words(self.data, place, access), *self.unwritten(place, access)
+
+    def unwritten(self, place: GlobalAccess, access: Effect) -> tuple[Array | None, Origin | None]:
+        """The shadow of what an access reads, if nobody has written some of it, and where that poison comes from."""
+        if self.history is None or place.numbers is None or not self.marked:
+            return None, None
+        base, parts = self.history.base[place.numbers], np.arange(0, access.bytes, self.granule)
+        cells = (base + place.addresses - self._start[place.numbers])[..., None] + parts
+        size = place.size if isinstance(place.size, int) else place.size[..., None]
+        never = (base >= 0)[..., None] & (parts < size)
+        if place.active is not None:
+            never = never & place.active[..., None]
+        never = never & (self.history.wrote[np.where(never, cells, 0) // self.granule] == UNWRITTEN)
+        if not never.any():
+            return None, None
+        at = tuple(int(x[0]) for x in np.nonzero(never))
+        buffer = self.buffers[int(place.numbers[at[:2]])]
+        element = buffer.element(int(cells[at] - base[at[:2]]))
+        shadow = np.repeat(never.view(np.uint8) * np.uint8(255), self.granule, axis=-1)
+        return shadow.view(f"u{access.bytes // access.words}"), (place.op.where, f"{element}, which nobody has written")
+
+    def marks(self, buffer: GlobalBuffer) -> GlobalBuffer | None:
+        """A buffer whose bytes are the shadow of another one's; None if somebody has written all of that."""
+        number = buffer.address >> ADDRESS_BITS
+        if self.history is None or self.buffers[number].unwritten is None:
+            return None
+        start = int(self.history.base[number]) + buffer.real - self.buffers[number].real  # of a part of a buffer
+        cells = np.arange(start, start + buffer.data.size) // self.granule
+        return replace(buffer, data=(self.history.wrote[cells] == UNWRITTEN) * np.uint8(255))
 
     def words(self, table: Array, place: Any, access: Effect) -> Array:
         """The words (warps, lanes, words) that an access reads; zeros beyond its size."""

@@ -152,9 +152,9 @@ class SharedMemory(OwnedMemory):
         self.history.begin(place.cells, stamp)
         return stamp
 
-    def land(self, rows: Array, lanes: Array, units: Array, data: Array, op: Op) -> None:
+    def land(self, rows: Array, lanes: Array, units: Array, data: Array, op: Op, shadow: Array | None = None) -> None:
         """A copy's data arrives, as its threads' own writes: flat lists of units, their threads and their words."""
-        self.put(units, data)
+        self.put(units, data, shadow)
         parts = data[0].nbytes // self.granule
         at = MemoryAccess(op=op, what="write", rows=(rows,), lanes=lanes, index=units[:, None], parts=parts)
         self.tracked(at)

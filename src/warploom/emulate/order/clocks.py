@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warploom.core.errors import EmulationError
+from warploom.emulate.order.launches import EarlierLaunches
 from warploom.emulate.order.places import Places
 from warploom.emulate.order.planes import CONTROL, FAR, FENCED, NOBODY, ORDER, joined
 from warploom.ir.statements import Op
@@ -84,7 +85,8 @@ class Clocks:
     ``first`` is the grid-wide number of the batch's first warp. ``across``: the program orders accesses across
     clusters, so that there are columns for all warps of the grid; otherwise only for those of a cluster (without
     clusters, of a CTA), which every cluster of the batch numbers alike. ``home``: so many warps access a CTA's shared
-    memory. ``most``: so many stamps there may be. ``history`` and ``names`` are those of the launch.
+    memory. ``most``: so many stamps there may be. ``history`` and ``names`` are those of the launch, ``earlier``
+    are the launches before it.
     """
 
     def __init__(
@@ -99,8 +101,9 @@ class Clocks:
         planes: int,
         home: int,
         most: int = MOST_STAMPS,
+        earlier: EarlierLaunches,
     ) -> None:
-        self.most = most
+        self.most, self.earlier = most, earlier
         self.places, self.first, self.across, self.planes, self.home = places, first, across, planes, home
         self.warps_per_cta, self.domain = places.warps, places.domain
         self.clustered = places.together > 1
@@ -304,6 +307,13 @@ class Clocks:
             clock[CONTROL, : self.warps] = passed[: self.warps]
         clock[plane, list(stamps)] = list(stamps.values())
         return clock
+
+    def await_launches(self, row: int, lanes: Sequence[int] | None) -> None:
+        """Some lanes of a warp (None: all) have waited for earlier launches: these are over in every sense."""
+        if waits := self.earlier.waits:
+            known = self.nothing
+            known[:, [self.warps + place for place in waits]] = list(waits.values())
+            self.acquire(row, lanes, known)
 
     def queue_done(self, rows: Array, column: int, stamp: int) -> None:
         """All lanes of some warps have waited for what a queue did up to a stamp."""

@@ -283,7 +283,7 @@ class BulkCopies(Groups[Store]):
 
         ``made`` is the read of a tensor map that the kernel has made.
         """
-        row, lane, op = by.row, by.lane, by.op
+        row, lane, op, clocks = by.row, by.lane, by.op, self.clocks
         bar = self.barriers.find(barrier, by, cta)
         if bar is None:
             return
@@ -309,12 +309,14 @@ class BulkCopies(Groups[Store]):
             passed = self.clocks.passed(row)
 
         def deliver(queue: int) -> dict[int, int]:
-            shared.data.reshape(-1, unit)[index] = source.load(at)
+            marks = None if isinstance(source, StoredWords) or source.buffer is None else memory.marks(source.buffer)
+            spoiled = None if marks is None else replace(source, buffer=marks).load(at)
+            shared.put(index, source.load(at), spoiled)
             if not self.shared.checks:
                 return {}
-            if shared.shadow is not None:
-                shared.shadow.reshape(-1, unit)[index] = 0
             history.land(number, queue, cells, op)
+            if marks is not None:
+                shared.origins[clocks.now] = op.where, f"a copy of {marks.name}, some of which nobody has written"
             ended = dict[int, int]()
             for read in reads:
                 loads = self._agent("load", cta, barrier, read)

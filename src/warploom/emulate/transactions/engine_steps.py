@@ -112,6 +112,11 @@ def _fence_proxy(run: Context, call: Execution[fx.ProxyFence]) -> None:
         run.mbarriers.fence(call)
 
 
+def _await_launches(run: Context, call: Execution[fx.LaunchWait]) -> None:
+    for by, _ in call.actors():
+        run.clocks.await_launches(by.row, by.lanes)
+
+
 _ENGINES: dict[type[fx.Effect], Engine] = {
     fx.Barrier: Engine(lambda run, _: run.barriers.arrive, values=("barrier", "holds")),
     fx.ClusterBarrier: Engine(lambda run, _: run.clusters.meet),
@@ -133,5 +138,6 @@ _ENGINES: dict[type[fx.Effect], Engine] = {
     fx.WarpgroupFence: Engine(lambda run, _: run.warpgroups.registers.fence),
     fx.RegisterBudget: Engine(lambda run, _: partial(_change_budget, run)),
     fx.ProxyFence: Engine(lambda run, _: partial(_fence_proxy, run)),
+    fx.LaunchWait: Engine(lambda run, _: partial(_await_launches, run)),
     fx.TensorMapFence: Engine(lambda run, _: run.bulk.made.fence, values=("acquired",)),
 }

@@ -61,7 +61,8 @@ class MadeMaps:
         columns = self.clocks.column_of(history.writer[access.cells], by.row)
         writes = set(zip(columns.tolist(), history.wrote[access.cells].tolist(), strict=True))
         know = partial(self.clocks.lanes_know, by.row, by.lanes, plane=MAPS)
-        return all(not record or know(column, record & LANES - 1, record >> BITS) for column, record in writes)
+        begun = self.clocks.earlier.begun
+        return all(r >> BITS <= begun or know(column, r & LANES - 1, r >> BITS) for column, r in writes)
 
     def _acquires(self, address: int) -> int:
         """The column in which acquires of the map at an address are known."""
@@ -111,7 +112,8 @@ class MadeMaps:
         history.check(access)
         buffer, written = self.memory.buffers[address >> ADDRESS_BITS], int(history.wrote[access.cells].max() >> BITS)
         written %= FLYING
-        if written and not self.clocks.lanes_know(by.row, by.lanes, self._acquires(address), 0, written + 1):
+        taken = partial(self.clocks.lanes_know, by.row, by.lanes, self._acquires(address), 0)
+        if written > self.clocks.earlier.begun and not taken(written + 1):
             message = (
                 f"{by.name} reads its tensor map, at byte {address - buffer.start} of {buffer.name}, "
                 f"which {self.report.name_of(written)} wrote through the generic proxy: publish it after that "

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from warploom.emulate.barriers.barriers import Wait
 from warploom.emulate.barriers.mbarriers import Mbarrier
-from warploom.emulate.control.frames import Actor, Execution, Frame, Lanes
+from warploom.emulate.control.frames import Actor, Execution, Frame, Lanes, Origin
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.memory.access import GlobalAccess, SharedAccess
 from warploom.emulate.memory.global_memory import GlobalMemory
@@ -102,11 +102,14 @@ class Groups(Generic[S]):
 class Copies(Transaction):
     """One execution of a ``cp.async``: units of shared memory (warps, lanes) and their words (warps, lanes, words).
 
+    ``poison`` is the shadow of the words, if any is poison, and where it comes from.
+
     ``source``, where they come from, is read at any time after ``begun``, the stamp of the issue.
     """
 
     index: Array
     data: Array
+    poison: tuple[Array | None, Origin | None]
     source: GlobalAccess
     number: int
     begun: int
@@ -121,13 +124,15 @@ class CopyQueue(Groups[Copies]):
         self.memory = memory
         self.waited: dict[int, Op] = {}  # row → its last wait for groups
 
-    def start(self, place: SharedAccess, data: Array, source: GlobalAccess) -> None:
-        """The threads issue copies whose bytes are ``data`` (warps, lanes, words)."""
+    def start(
+        self, place: SharedAccess, data: Array, source: GlobalAccess, poison: tuple[Array | None, Origin | None]
+    ) -> None:
+        """The threads issue copies whose bytes are ``data`` (warps, lanes, words); ``poison``: their shadow, whence."""
         frame, number = place.frame, self.shared.begin_copy(place)
         under_way = np.ones(place.index.shape, np.bool_) if place.active is None else place.active
         if under_way.any():
             now = self.memory.clocks.now
-            self.add(Copies(place.op, frame.rows, under_way, place.index, data, source, number, now))
+            self.add(Copies(place.op, frame.rows, under_way, place.index, data, poison, source, number, now))
 
     def wait(self, call: Execution[WaitGroup]) -> None:
         """Copies of all but the newest committed groups of each active thread land."""
@@ -136,8 +141,12 @@ class CopyQueue(Groups[Copies]):
         for copies, done in over:
             self._read_again(copies, done)
             row, lane = np.nonzero(done)
-            data = copies.data[done]
-            self.shared.land(copies.rows[row], lane, copies.index[done], data, copies.op)
+            data, (shadow, origin) = copies.data[done], copies.poison
+            self.shared.land(
+                copies.rows[row], lane, copies.index[done], data, copies.op, None if shadow is None else shadow[done]
+            )
+            if origin is not None:
+                self.shared.origins[self.memory.clocks.now] = origin
         self.close(over, call.op)
 
     def how_to_wait(self, row: int, begun: int) -> str:
@@ -166,7 +175,8 @@ class CopyQueue(Groups[Copies]):
     def land(self, copies: Copies, lanes: Array) -> None:
         """The bytes of some (warps, lanes) arrive in nobody's name."""
         self._read_again(copies, lanes)
-        self.shared.put(copies.index[lanes], copies.data[lanes])
+        shadow = copies.poison[0]
+        self.shared.put(copies.index[lanes], copies.data[lanes], None if shadow is None else shadow[lanes])
 
     def _read_again(self, copies: Copies, lanes: Array) -> None:
         """Report writes, since the copy was issued, of the bytes that arrive for some (warps, lanes)."""
