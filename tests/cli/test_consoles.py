@@ -1,6 +1,7 @@
 """The ways to start the command line, and consoles that cannot show every character."""
 
 import io
+import json
 import subprocess
 import sys
 
@@ -19,6 +20,20 @@ COMMANDS = [
     f"check {ROOT / 'examples' / 'rowmax.py'}",
     "ladder attention --rung none-of-them",
 ]
+
+
+UNSET = """
+import numpy as np
+from warploom.lang import Global, Kernel, Launch, f32, kernel
+
+@kernel(threads=32)
+def unset(k: Kernel, y: Global[f32]) -> None:
+    y.store(k.shared(f32, 32).load(0, k.thread), k.thread)
+
+@unset.example
+def launch(rng):
+    return Launch(1, [np.zeros(32, np.float32)])
+"""
 
 
 @pytest.mark.usefixtures("no_compiler")
@@ -66,3 +81,17 @@ def test_a_reader_that_has_seen_enough_is_no_error(command):
         assert process.stderr is not None
         said = process.stderr.read()
     assert (process.returncode, said) == (0, "")
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_check_says_the_same_without_its_reader(tmp_path, options):
+    """``warploom check … | head`` under pipefail: the exit code and the reports are those of the whole run."""
+    kernel = tmp_path / "unset.py"
+    kernel.write_text(UNSET)
+    report = tmp_path / "found.sarif"
+    start = [sys.executable, "-m", "warploom", "check", str(kernel), "--sarif", str(report), *options]
+    with subprocess.Popen(start, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+    assert process.returncode == 1
+    assert json.loads(report.read_text())["runs"][0]["results"]

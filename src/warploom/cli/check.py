@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from warploom.cli.errors import explained, explains_errors, settings
+from warploom.cli.errors import explained, explains_errors, outlives_its_reader, settings
 from warploom.cli.options import KernelSettings, grouped, parse_settings
 from warploom.cli.output import console, note, progress_bar, write_json, write_text
 
@@ -126,9 +126,11 @@ def check(
             progress(f"{number} of {len(targets)} files", number / len(targets))
             outcomes += found
             if not report.json:
-                _show_file(found, named=len(targets) > 1)
+                with outlives_its_reader():
+                    _show_file(found, named=len(targets) > 1)
     if report.json:
-        write_json(_as_json(outcomes), "-")
+        with outlives_its_reader():
+            write_json(_as_json(outcomes), "-")
     elif len(targets) > 1:
         note(_summary(outcomes))
     if baseline is not None:

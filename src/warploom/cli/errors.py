@@ -62,8 +62,27 @@ def ends_with_its_reader() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_readers()
         raise typer.Exit(0) from None
+
+
+@contextmanager
+def outlives_its_reader() -> Iterator[None]:
+    """Go on where standard output or standard error is closed: nothing that follows depends on who reads it."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _forget_readers()
+
+
+def _forget_readers() -> None:
+    """Let what is still written to a closed stream go nowhere; one that is open stays so."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def explained(error: WarploomError) -> str:

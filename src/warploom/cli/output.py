@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
+from warploom.cli.errors import outlives_its_reader
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -117,4 +119,5 @@ def write_text(text: str, destination: str) -> None:
 
 def note(text: str) -> None:
     """A remark for the person at the terminal, on standard error."""
-    typer.echo(text, err=True)
+    with outlives_its_reader():
+        typer.echo(text, err=True)
