@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import warnings
 import zipfile
@@ -135,6 +136,22 @@ def test_the_command_writes_a_pack(invoke: Any, tmp_path: Path) -> None:
     assert len(zipfile.ZipFile(found["file"]).namelist()) == 3
     file.write_text("x = 1")
     assert "plans()" in invoke("pack", str(file), "--for", "sm_80").stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("def plans(:", "calls.py:1: .*SyntaxError"),
+        ("def plans():\n    return 1 // 0", "calls.py:2: .*ZeroDivisionError"),
+        ("def plans():\n    return 3", "'int' object is not iterable"),
+    ],
+)
+def test_what_a_file_of_plans_raises_is_one_message(invoke: Any, tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "calls.py"
+    file.write_text(text)
+    result = invoke("pack", str(file), "--for", "sm_80")
+    assert result.exit_code == 2
+    assert re.search(says, result.stderr)
 
 
 def test_a_warm_up_compiles_for_the_gpu_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:

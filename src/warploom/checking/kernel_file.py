@@ -130,7 +130,7 @@ def configuration_of(function: KernelFunction, settings: Mapping[str, str]) -> d
 
 def traced_kernel(function: KernelFunction, configuration: Mapping[str, Any] | None = None) -> Program:
     """The Program of a user's kernel; other trace-time parameters have their defaults. Raises WarploomError."""
-    return _of_the_user(f"{function.name} cannot be traced", lambda: function.trace(**configuration or {}))
+    return of_the_user(f"{function.name} cannot be traced", lambda: function.trace(**configuration or {}))
 
 
 def example_of(
@@ -155,7 +155,7 @@ def _launch_of(
     values = {**function.settings, **configuration}
     settings = {name: values[name] for name in takes if values.get(name, takes[name].empty) is not takes[name].empty}
     rng = np.random.default_rng(seed or 0)
-    launch = _of_the_user(f"the example of {function.name} fails", lambda: example(rng, **settings))
+    launch = of_the_user(f"the example of {function.name} fails", lambda: example(rng, **settings))
     if not isinstance(launch, Launch):
         raise ProblemError(
             f"the example of {function.name} returns {type(launch).__name__}, not a warploom.lang.Launch"
@@ -301,13 +301,13 @@ def _load(path: Path) -> ModuleType:
     sys.modules[name] = module  # get_type_hints looks the module up by its name
     sys.path.insert(0, str(path.parent))
     try:
-        _of_the_user(f"{path} cannot be imported", lambda: loader.exec_module(module))
+        of_the_user(f"{path} cannot be imported", lambda: loader.exec_module(module))
     finally:
         sys.path.remove(str(path.parent))
     return module
 
 
-def _of_the_user(failure: str, run: Callable[[], T]) -> T:
+def of_the_user(failure: str, run: Callable[[], T]) -> T:
     """Run the user's code: what it raises becomes one message that begins with its line."""
     try:
         return run()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,13 +34,16 @@ def pack(
     Example:
       warploom pack calls.py --for sm_90a,sm_80
     """
+    from warploom.checking.kernel_file import of_the_user
     from warploom.core.errors import ProblemError
     from warploom.ops.warmup import pack as write
 
-    plans: Callable[[], Any] | None = runpy.run_path(str(file)).get("plans")
+    names = of_the_user(f"{file} cannot be run", lambda: runpy.run_path(str(file)))
+    plans: Callable[[], Any] | None = names.get("plans")
     if plans is None:
         raise ProblemError(f"{file} has no function plans() that returns plans, such as [warploom.plan(q, k, v)]")
-    done = write(out, plans, [name.strip() for name in archs.split(",")])
+    planned = partial(of_the_user, f"plans() of {file} fails", lambda: list(plans()))
+    done = write(out, planned, [name.strip() for name in archs.split(",")])
     if json:
         write_json({"file": str(out), "kernels": done.kernels, "bytes": done.bytes, "left_out": done.left_out}, "-")
     else:
