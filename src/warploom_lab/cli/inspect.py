@@ -72,6 +72,10 @@ class Wanted(Subject):
             return dataclasses.replace(self, arch=against)
         if "=" in against:
             return dataclasses.replace(self, settings=[*(self.settings or ()), against])
+        if self.is_python:
+            raise typer.BadParameter(
+                f"a kernel of a file stands --against a file, an architecture, O0 to O3 or NAME=VALUE, not {against!r}"
+            )
         return dataclasses.replace(self, rung=against)
 
     def report(self) -> SassReport:

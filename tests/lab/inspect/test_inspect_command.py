@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.project import needs_nvdisasm
+from tests.project import ROOT, needs_nvdisasm
 
 LOOP = """
 	.target	sm_80
@@ -45,6 +45,12 @@ def test_a_rung_against_another(inspect, against):
     assert result.exit_code == 0, result.output
     assert "LDSM address registers" in result.stdout
     assert "opcodes that changed most" in result.stdout
+
+
+def test_a_kernel_of_a_file_has_no_rungs(inspect):
+    result = inspect(str(ROOT / "examples" / "rowmax.py"), "--against", "16")
+    assert result.exit_code == 2
+    assert "an architecture" in result.stderr
 
 
 @needs_nvdisasm
