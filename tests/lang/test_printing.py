@@ -139,6 +139,26 @@ def test_refusals(text: str, values: tuple[Any, ...], says: str) -> None:
         printing(body)
 
 
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        ({"lane": 32}, "no lane 32: .* to 31"),
+        ({"lane": -1}, "no lane -1"),
+        ({"warp": 32}, "warp"),
+        ({"cta": -1}, "CTA"),
+    ],
+)
+def test_what_no_thread_is_does_not_print(where: dict[str, int], says: str) -> None:
+    with pytest.raises(TraceError, match=says):
+        printing(lambda k: k.print("{}", k.lane, **where))
+
+
+def test_a_value_is_no_text() -> None:
+    text: Any = 1.5
+    with pytest.raises(TraceError, match="begins with a text"):
+        printing(lambda k: k.print(text))
+
+
 @kernel(threads=32)
 def prints_its_lane(k: Kernel, out: Global[f32]) -> None:
     k.print("lane", lane=7)

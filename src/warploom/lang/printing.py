@@ -18,6 +18,8 @@ _INTEGERS, _FLOATS = "duxXo", "gGeEfFa"
 _MOST = 32
 """Values that ``printf`` takes on a GPU (CUDA C++ Programming Guide, "Limitations" of formatted output)."""
 _WHERE = "CTA {},{},{} warp {} lane {}: "
+_INDICES = (*[("CTA", 2**31)] * 3, ("warp", 32), ("lane", 32))
+"""What a line begins with, and how many of each there can be."""
 Shown = Traced | Fragment | Sequence[Traced]
 
 
@@ -40,6 +42,8 @@ class PrintWords(FragmentWords):
         warp; on a GPU it is ``printf``, which the host sees when it synchronises. Raises TraceError for more than 27
         values.
         """
+        if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TraceError(f"k.print begins with a text, as in k.print('x = {{}}', x), not with {shown(text)}")
         where = (self.cta_x, self.cta_y, self.cta_z, self.warp, self.lane)
         given = iter([*where, *values])
         pieces, arguments = list[str](), list[Traced]()
@@ -58,8 +62,9 @@ class PrintWords(FragmentWords):
             raise TraceError(f"k.print prints at most {most} values, not {len(arguments) - len(where)}: print a part")
         asked = (*(cta if isinstance(cta, tuple) else (cta,)), None, None)[:3]
         condition: Traced | None = None
-        for index, number in zip(where, (*asked, warp, lane), strict=True):
+        for index, number, (what, count) in zip(where, (*asked, warp, lane), _INDICES, strict=True):
             if number is not None:
+                _check_index(number, what, count)
                 condition = index == number if condition is None else condition & (index == number)
         instruction = printf("".join(pieces) + "\n", tuple(x.dtype for x in arguments))
         if condition is None:
@@ -80,6 +85,12 @@ class PrintWords(FragmentWords):
             value = self.convert(value, f32 if value.element.is_float else s32)
         arguments.append(value.get() if isinstance(value, Mutable) else value)
         return _directive(value.dtype, spec)
+
+
+def _check_index(number: int, what: str, count: int) -> None:
+    """Refuse an index that nothing has, of which no line would come."""
+    if isinstance(number, int) and not 0 <= number < count:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TraceError(f"k.print: there is no {what} {number}: they are counted from 0 to {count - 1}")
 
 
 def _directive(dtype: DType, spec: str) -> str:
