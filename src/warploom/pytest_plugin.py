@@ -108,11 +108,11 @@ class KernelChecks:
         """Note the outcome for the reports. Raises EmulationError for an error or a wrong result."""
         from warploom.checking.baseline import identity_of, relative
         from warploom.checking.formats import issues_of
-        from warploom.checking.suite import Outcome
+        from warploom.checking.suite import CheckOutcome
         from warploom.core.errors import EmulationError
 
         __tracebackhide__ = True
-        issues = [x for x in issues_of(Outcome(self._file, checked.name, checked=checked)) if x.level != "note"]
+        issues = [x for x in issues_of(CheckOutcome(self._file, checked.name, checked=checked)) if x.level != "note"]
         self._found.issues += [asdict(issue) for issue in issues]
         self._found.accepted += [vars(identity_of(x, self._file, checked.name)) for x in checked.accepted]
         self._found.kernels.append((relative(self._file), checked.name))

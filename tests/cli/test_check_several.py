@@ -8,7 +8,7 @@ import pytest
 from tests.ptx.text import kernel
 
 from warploom.checking import suite
-from warploom.checking.suite import How, Outcome, Target, check_all
+from warploom.checking.suite import CheckedFile, CheckOutcome, How, check_all
 
 PYTHON = """
 import numpy as np
@@ -115,7 +115,7 @@ def test_a_folder_without_kernels_and_a_launch_for_several_are_refused(invoke, f
 
 def test_a_killed_process_costs_the_outcome_of_its_file_alone(folder, monkeypatch):
     (folder / "fatal.py").write_text("import os\nos._exit(1)\n")
-    found = list(check_all([Target("fatal.py"), Target("store.ptx")], How(seed=1), jobs=2))
+    found = list(check_all([CheckedFile("fatal.py"), CheckedFile("store.ptx")], How(seed=1), jobs=2))
     (killed,), (fine,) = found
     assert "was killed" in str(killed.error)
     assert fine.exit_code == 0
@@ -123,7 +123,7 @@ def test_a_killed_process_costs_the_outcome_of_its_file_alone(folder, monkeypatc
 
 def test_a_mistake_of_the_checker_is_no_finding(folder, monkeypatch):
     monkeypatch.setattr(suite, "kernels_of", lambda _: np.zeros(1)[2])
-    (outcome,) = suite.check_target(Target(os.path.join("two", "kernels.py")), How())
-    assert isinstance(outcome, Outcome)
+    (outcome,) = suite.check_target(CheckedFile(os.path.join("two", "kernels.py")), How())
+    assert isinstance(outcome, CheckOutcome)
     assert outcome.exit_code == 2
     assert "IndexError" in str(outcome.error)

@@ -355,7 +355,7 @@ def check_cuda(
 def cuda_kernel(source: str, name: str, *, target: str, options: Sequence[str], file: str) -> ForeignKernel:
     """Compile a kernel of CUDA C++, with the arguments of :func:`check_cuda`."""
     from warploom.cuda.ptx import header_options, ptx_of
-    from warploom.cuda.signatures import Parameter, kernels_in, plain_name
+    from warploom.cuda.signatures import CudaParameter, kernels_in, plain_name
     from warploom.ptx.mangled import pointed_types
     from warploom.ptx.parser import parse
     from warploom.ptx.program import entry_of
@@ -372,7 +372,7 @@ def cuda_kernel(source: str, name: str, *, target: str, options: Sequence[str], 
     function = replace(entry_of(module, found.entry), name=called)
     parameters = kernels_in(source).get(called, ())
     if len(parameters) != len(function.parameters):
-        parameters = [Parameter(f"argument_{i}", None) for i in range(len(function.parameters))]
+        parameters = [CudaParameter(f"argument_{i}", None) for i in range(len(function.parameters))]
     pointed = pointed_types(found.entry) or [p.pointed for p in parameters]
     return ForeignKernel(module, function, [p.name for p in parameters], pointed, (source, target, *options))
 

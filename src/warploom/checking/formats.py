@@ -15,7 +15,7 @@ from urllib.parse import quote
 from xml.etree import ElementTree
 
 from warploom.checking.baseline import Identity, identity_of, relative, repository_root
-from warploom.checking.suite import Outcome
+from warploom.checking.suite import CheckOutcome
 from warploom.core.errors import WarploomError
 from warploom.emulate import Finding
 from warploom.ir.statements import SourceLine
@@ -63,7 +63,7 @@ class Issue:
     related: tuple[tuple[str, int, str], ...] = ()
 
 
-def issues_of(outcome: Outcome) -> Iterator[Issue]:
+def issues_of(outcome: CheckOutcome) -> Iterator[Issue]:
     """What a checked kernel's report lists; nothing for a kernel that was not checked."""
     checked, file = outcome.checked, outcome.file
     if checked is None:
@@ -156,12 +156,12 @@ def _location(path: str, line: int, remark: str = "") -> dict[str, Any]:
     return place | ({"message": {"text": remark}} if remark else {})
 
 
-def errors_of(outcomes: Iterable[Outcome]) -> list[tuple[str, str]]:
+def errors_of(outcomes: Iterable[CheckOutcome]) -> list[tuple[str, str]]:
     """Of each kernel that could not be checked, the path and the reason."""
     return [(_error_place(x, x.error)[0], str(x.error)) for x in outcomes if x.error is not None]
 
 
-def _error_place(outcome: Outcome, error: WarploomError) -> tuple[str, int]:
+def _error_place(outcome: CheckOutcome, error: WarploomError) -> tuple[str, int]:
     return _place(error.where or SourceLine("", 0), outcome.file)
 
 
@@ -169,7 +169,7 @@ def _error_place(outcome: Outcome, error: WarploomError) -> tuple[str, int]:
 _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def junit(outcomes: Sequence[Outcome]) -> str:
+def junit(outcomes: Sequence[CheckOutcome]) -> str:
     """A report in JUnit's XML: a test-suite for each file, a test for each kernel.
 
     Errors and wrong results are failures, what could not be checked is an error, what was skipped is skipped.
@@ -185,7 +185,7 @@ def junit(outcomes: Sequence[Outcome]) -> str:
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
-def _test_case(suite: ElementTree.Element, outcome: Outcome) -> None:
+def _test_case(suite: ElementTree.Element, outcome: CheckOutcome) -> None:
     name = outcome.kernel or outcome.file
     seconds = f"{outcome.seconds:.3f}"
     case = ElementTree.SubElement(suite, "testcase", classname=outcome.file, name=name, time=seconds)
@@ -218,7 +218,7 @@ def _count(element: ElementTree.Element) -> None:
 
 
 # -- GitHub
-def github_annotations(outcomes: Iterable[Outcome]) -> Iterator[str]:
+def github_annotations(outcomes: Iterable[CheckOutcome]) -> Iterator[str]:
     """Commands that make GitHub show errors and warnings beside the lines of a change."""
     for outcome in outcomes:
         if outcome.error is not None:

@@ -51,7 +51,7 @@ _DECLARES = {".cu": ("__global__",), ".ptx": (".entry",), ".py": ("warploom", ".
 
 
 @dataclass(frozen=True)
-class Target:
+class CheckedFile:
     """A file to check, or ``FILE.py:KERNEL``. A ``launch`` of None stands for the file beside a kernel's.
 
     ``found`` in a folder or by a pattern, it may lack a launch; a file that the user named may not.
@@ -63,7 +63,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CheckOutcome:
     """What became of a kernel: it was checked, it could not be (``error``), or it was ``skipped`` for a reason.
 
     ``kernel``, at ``line`` of the file, is empty where a whole file could not be read. ``compiles``: it is a kernel in
@@ -108,7 +108,7 @@ class How:
         return in_orders(lambda order: self.judged(once(order), file), self.seed)
 
 
-def targets_of(names: Sequence[str], launch: str | None = None) -> list[Target]:
+def targets_of(names: Sequence[str], launch: str | None = None) -> list[CheckedFile]:
     """The files that names, folders and patterns stand for, each once. ``launch`` belongs to the only one.
 
     Raises ProblemError for a launch of several files, and for a folder or pattern without anything to check.
@@ -118,15 +118,15 @@ def targets_of(names: Sequence[str], launch: str | None = None) -> list[Target]:
             "--launch belongs to one file of PTX or CUDA C++; of several, each has its launches beside it, in "
             "NAME.launch.json, and a kernel in Python says itself how it runs (@KERNEL.example)"
         )
-    named: dict[str, Target] = {}
-    found: dict[str, Target] = {}
+    named: dict[str, CheckedFile] = {}
+    found: dict[str, CheckedFile] = {}
     for name in names:
         if Path(name).is_dir():
             inside = [str(path) for path in _files_in(Path(name))]
         elif glob.has_magic(name) and not Path(name).exists():
             inside = [path for path in sorted(glob.glob(name, recursive=True)) if _has_kernel(Path(path))]
         else:
-            named.setdefault(_key(name), Target(name, launch))
+            named.setdefault(_key(name), CheckedFile(name, launch))
             continue
         if not inside:
             raise ProblemError(
@@ -134,7 +134,7 @@ def targets_of(names: Sequence[str], launch: str | None = None) -> list[Target]:
                 ".cu or .ptx with a kernel"
             )
         for path in inside:
-            found.setdefault(_key(path), Target(path, found=True))
+            found.setdefault(_key(path), CheckedFile(path, found=True))
     return list({**found, **named}.values())
 
 
@@ -156,7 +156,7 @@ def _has_kernel(path: Path) -> bool:
     return all(word in text for word in words)
 
 
-def check_all(targets: Sequence[Target], how: How, jobs: int | None = None) -> Iterator[list[Outcome]]:
+def check_all(targets: Sequence[CheckedFile], how: How, jobs: int | None = None) -> Iterator[list[CheckOutcome]]:
     """Yield the outcomes of one target after the other; ``jobs`` are checked at the same time (None: one a core).
 
     One target, or one job, runs in this process. Where a process is killed, its files are tried once more, each alone.
@@ -175,7 +175,7 @@ def _processes(jobs: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
 
 
-def _finished(future: Future[list[Outcome]]) -> list[Outcome]:
+def _finished(future: Future[list[CheckOutcome]]) -> list[CheckOutcome]:
     """The outcomes; empty if the process has ended before them."""
     try:
         return future.result()
@@ -183,13 +183,13 @@ def _finished(future: Future[list[Outcome]]) -> list[Outcome]:
         return []
 
 
-def _alone(target: Target, how: How) -> list[Outcome]:
+def _alone(target: CheckedFile, how: How) -> list[CheckOutcome]:
     with _processes(1) as pool:
         killed = ProblemError(f"the process that checked {target.name} was killed: was there enough memory?")
-        return _finished(pool.submit(check_target, target, how)) or [Outcome(target.name, error=killed)]
+        return _finished(pool.submit(check_target, target, how)) or [CheckOutcome(target.name, error=killed)]
 
 
-def check_target(target: Target, how: How) -> list[Outcome]:
+def check_target(target: CheckedFile, how: How) -> list[CheckOutcome]:
     """The outcome of each kernel of a file. Errors, of whatever type, are part of them."""
     linecache.checkcache()  # whoever checks again may have edited
     try:
@@ -199,7 +199,7 @@ def check_target(target: Target, how: How) -> list[Outcome]:
             foreign = file.endswith(SUFFIXES)
             return list(_of_launches(target, how) if foreign else _of_python(target.name, file, how))
     except Exception as error:
-        return [Outcome(target.name, error=_as_error(error))]
+        return [CheckOutcome(target.name, error=_as_error(error))]
 
 
 def _as_error(error: Exception) -> WarploomError:
@@ -211,7 +211,7 @@ def _as_error(error: Exception) -> WarploomError:
     return told
 
 
-def _timed(outcome: Outcome, run: partial[Checked]) -> Outcome:
+def _timed(outcome: CheckOutcome, run: partial[Checked]) -> CheckOutcome:
     start = time.perf_counter()
     try:
         outcome = replace(outcome, checked=run())
@@ -220,12 +220,12 @@ def _timed(outcome: Outcome, run: partial[Checked]) -> Outcome:
     return replace(outcome, seconds=time.perf_counter() - start)
 
 
-def _of_python(name: str, file: str, how: How) -> Iterator[Outcome]:
+def _of_python(name: str, file: str, how: How) -> Iterator[CheckOutcome]:
     for function in kernels_of(name):
-        outcome = Outcome(file, function.name, function.where.line, compiles=True)
+        outcome = CheckOutcome(file, function.name, function.where.line, compiles=True)
         yield _timed(outcome, partial(check_function, file, function, how))
     for without in without_example(name):
-        yield Outcome(file, without, skipped="for want of an example (@KERNEL.example)")
+        yield CheckOutcome(file, without, skipped="for want of an example (@KERNEL.example)")
 
 
 def check_function(file: str, function: KernelFunction, how: How) -> Checked:
@@ -235,20 +235,20 @@ def check_function(file: str, function: KernelFunction, how: How) -> Checked:
     return how.run(file, lambda order: check_kernel(function, order, configuration, program))
 
 
-def _of_launches(target: Target, how: How) -> Iterator[Outcome]:
+def _of_launches(target: CheckedFile, how: How) -> Iterator[CheckOutcome]:
     file, beside = target.name, launch_beside(Path(target.name))
     path = beside if target.launch is None else Path(target.launch)
     if target.launch is None and not beside.exists():
         if not target.found:
             raise ProblemError(f"{file} does not say how it is run: write {beside}, or add --launch FILE.json")
-        yield Outcome(file, skipped=f"for want of a launch ({beside.name} beside it)")
+        yield CheckOutcome(file, skipped=f"for want of a launch ({beside.name} beside it)")
         return
     launches = read_launches(path)
     for number, launch in enumerate(launches):
         kernels = [str(one.get("kernel") or Path(file).stem) for one in launches_in_row(launch, path) or [launch]]
         name = ", ".join(kernels) + (f", launch {number + 1}" if len(launches) > 1 else "")
         yield _timed(
-            Outcome(file, name, _line_of(file, plain_name(kernels[0]))), partial(_check, file, launch, path, how)
+            CheckOutcome(file, name, _line_of(file, plain_name(kernels[0]))), partial(_check, file, launch, path, how)
         )
 
 

@@ -18,7 +18,7 @@ from warploom.cli.output import console, note, progress_bar, write_json, write_t
 if TYPE_CHECKING:
     from warploom.checking.baseline import Baseline
     from warploom.checking.kernel_file import Checked
-    from warploom.checking.suite import Outcome
+    from warploom.checking.suite import CheckOutcome
     from warploom.core.errors import WarploomError
 
 _SCATTERED = (
@@ -120,7 +120,7 @@ def check(
     baseline = _baseline(report)
     accepted = Accepted(baseline.entries if baseline is not None else (), report.write_baseline)
     how = How(run.seed, parse_settings(run.set_), accepted, report.strict, bool(report.timeline or report.html))
-    outcomes: list[Outcome] = []
+    outcomes: list[CheckOutcome] = []
     with progress_bar() as progress:
         for number, found in enumerate(check_all(targets, how, run.jobs), 1):
             progress(f"{number} of {len(targets)} files", number / len(targets))
@@ -151,7 +151,7 @@ def _baseline(report: ReportOptions) -> Baseline | None:
     return Baseline(Path(report.baseline), may_be_missing=report.write_baseline)
 
 
-def _settle(baseline: Baseline, outcomes: Sequence[Outcome], write: bool) -> None:
+def _settle(baseline: Baseline, outcomes: Sequence[CheckOutcome], write: bool) -> None:
     """Write the baseline anew, or tell which of its entries no longer occur."""
     from warploom.checking.baseline import identity_of, relative
 
@@ -162,7 +162,7 @@ def _settle(baseline: Baseline, outcomes: Sequence[Outcome], write: bool) -> Non
         note(line)
 
 
-def _write_reports(outcomes: Sequence[Outcome], report: ReportOptions, code: int) -> None:
+def _write_reports(outcomes: Sequence[CheckOutcome], report: ReportOptions, code: int) -> None:
     from warploom.checking import formats
 
     if report.sarif is not None:
@@ -184,7 +184,7 @@ def _write_reports(outcomes: Sequence[Outcome], report: ReportOptions, code: int
         write_text(page(", ".join(dict.fromkeys(one.file for one in outcomes)), checked), report.html)
 
 
-def _as_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def _as_json(outcomes: Sequence[CheckOutcome]) -> dict[str, Any]:
     return {
         "kernels": [_checked_json(one, one.checked) for one in outcomes if one.checked is not None],
         "errors": [_error_json(one, one.error) for one in outcomes if one.error is not None],
@@ -192,14 +192,14 @@ def _as_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
-def _error_json(one: Outcome, error: WarploomError) -> dict[str, Any]:
+def _error_json(one: CheckOutcome, error: WarploomError) -> dict[str, Any]:
     from warploom.checking.report import error_json
 
     found = error_json(error)
     return found | {"file": found["file"] or one.file, "kernel": one.kernel}
 
 
-def _checked_json(one: Outcome, checked: Checked) -> dict[str, Any]:
+def _checked_json(one: CheckOutcome, checked: Checked) -> dict[str, Any]:
     from warploom.checking.report import finding_json, uncovered_json, wavefronts_json
 
     return {
@@ -216,7 +216,7 @@ def _checked_json(one: Outcome, checked: Checked) -> dict[str, Any]:
     }
 
 
-def _summary(outcomes: Sequence[Outcome]) -> str:
+def _summary(outcomes: Sequence[CheckOutcome]) -> str:
     checked = [one.checked for one in outcomes if one.checked is not None]
     wrong = sum(not one.ok for one in checked)
     counts = {
@@ -229,7 +229,7 @@ def _summary(outcomes: Sequence[Outcome]) -> str:
     return f"kernels of {len({one.file for one in outcomes})} files: {told or 'none'}"
 
 
-def _show_file(outcomes: Sequence[Outcome], named: bool) -> None:
+def _show_file(outcomes: Sequence[CheckOutcome], named: bool) -> None:
     """Print a file's outcomes: findings to standard output, errors and remarks to standard error."""
     if named and outcomes:
         console().print(f"{outcomes[0].file}:", markup=False, soft_wrap=True)

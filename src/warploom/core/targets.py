@@ -50,7 +50,7 @@ TARGETS: dict[str, Target] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class GpuRates:
     """A GPU's published rates: its clock in Hz, bytes of memory a second, FLOP of an SM's tensor cores in a cycle.
 
     ``tensor_flops_per_cycle`` are those of dense products of 16-bit inputs; the clock is the one that the published
@@ -65,12 +65,12 @@ class Gpu:
     tensor_flops_per_cycle: int
 
 
-GPUS: dict[str, Gpu] = {
+GPUS: dict[str, GpuRates] = {
     g.name: g
     for g in (
-        Gpu("A100", "sm_80", 108, 1.41e9, 2.039e12, 2048),  # of 80 GB: 312 TFLOP/s
-        Gpu("H100", "sm_90a", 132, 1.83e9, 3.35e12, 4096),  # SXM: 989 TFLOP/s
-        Gpu("H200", "sm_90a", 132, 1.83e9, 4.8e12, 4096),
+        GpuRates("A100", "sm_80", 108, 1.41e9, 2.039e12, 2048),  # of 80 GB: 312 TFLOP/s
+        GpuRates("H100", "sm_90a", 132, 1.83e9, 3.35e12, 4096),  # SXM: 989 TFLOP/s
+        GpuRates("H200", "sm_90a", 132, 1.83e9, 4.8e12, 4096),
     )
 }
 """NVIDIA's "A100 Tensor Core GPU Architecture", "H100 Tensor Core GPU Architecture", and the datasheet of the H200."""

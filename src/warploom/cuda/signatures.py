@@ -30,24 +30,24 @@ _C_NUMBERS = {
 """Names of numbers in C++. Bytes are missing: they stand for memory of any type."""
 
 
-class Parameter(NamedTuple):
+class CudaParameter(NamedTuple):
     """A kernel's parameter: its name, and the number type that it points to, None where the text does not tell."""
 
     name: str
     pointed: DType | None
 
 
-def kernels_in(source: str) -> dict[str, tuple[Parameter, ...]]:
+def kernels_in(source: str) -> dict[str, tuple[CudaParameter, ...]]:
     """The kernels of a source and their parameters, as far as a search for ``__global__`` shows them.
 
     A kernel whose parameters cannot be read, and one that is there twice with others, has none.
     """
-    found: dict[str, tuple[Parameter, ...]] = {}
+    found: dict[str, tuple[CudaParameter, ...]] = {}
     for name, text in _KERNEL.findall(_IGNORED.sub(" ", source)):
         parts = [part.strip() for part in text.split(",")]
         matches = [_PARAMETER.fullmatch(part) for part in parts]
         parameters = tuple(
-            Parameter(match[1], _pointed(part[: match.start(1)]))
+            CudaParameter(match[1], _pointed(part[: match.start(1)]))
             for part, match in zip(parts, matches, strict=True)
             if match and match[1] not in _TYPE_WORDS
         )

@@ -48,7 +48,7 @@ def compile_meanwhile(plan: Launches, device: int) -> None:
 
 
 @dataclass(frozen=True)
-class Packed:
+class WrittenPack:
     """A pack that was written: the names of its kernels, its size, and the names of kernels that no pack can hold."""
 
     kernels: tuple[str, ...]
@@ -56,7 +56,7 @@ class Packed:
     left_out: tuple[str, ...]
 
 
-def pack(path: Path, plans: Callable[[], Plans], archs: Sequence[str]) -> Packed:
+def pack(path: Path, plans: Callable[[], Plans], archs: Sequence[str]) -> WrittenPack:
     """Compile the kernels of plans for architectures, and write them to one file.
 
     ``plans`` is called for each, and makes the plans of a GPU of that architecture. No GPU is needed, but NVRTC is.
@@ -80,7 +80,7 @@ def pack(path: Path, plans: Callable[[], Plans], archs: Sequence[str]) -> Packed
     if not found:
         raise ProblemError("there is nothing to pack: plans() returns no plan of a kernel that a pack can hold")
     size = write_pack(path, found.values())
-    return Packed(tuple(f"{x[1].name} for {x[1].arch}" for x in found.values()), size, tuple(left_out))
+    return WrittenPack(tuple(f"{x[1].name} for {x[1].arch}" for x in found.values()), size, tuple(left_out))
 
 
 def _sources(plans: Plans) -> dict[KernelSource, None]:

@@ -14,7 +14,7 @@ from warploom.cli.output import console, write_json
 from warploom_lab.cli.subjects import Subject
 
 if TYPE_CHECKING:
-    from warploom.core.targets import Gpu
+    from warploom.core.targets import GpuRates
     from warploom_lab.inspect import SassReport
     from warploom_lab.inspect.estimate import Estimate
 
@@ -90,7 +90,7 @@ class Wanted(Subject):
         return inspect_program(program, arch, self.opt_level, with_source=self.source)
 
     @property
-    def gpu(self) -> Gpu | None:
+    def gpu(self) -> GpuRates | None:
         """The GPU of ``--estimate``. Raises typer.BadParameter for another name."""
         from warploom.core.targets import GPUS
 
@@ -98,7 +98,7 @@ class Wanted(Subject):
             raise typer.BadParameter(f"--estimate knows {', '.join(GPUS)}, not {self.estimate!r}")
         return GPUS[self.estimate] if self.estimate else None
 
-    def estimated(self, gpu: Gpu) -> Estimate:
+    def estimated(self, gpu: GpuRates) -> Estimate:
         """Run the example of a file's kernel. Raises ConfigError for what has none, and what the run raises."""
         from warploom.checking.kernel_file import configuration_of, example_of, one_kernel, traced_kernel
         from warploom.cli.options import parse_settings

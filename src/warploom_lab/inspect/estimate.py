@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from warploom.core.targets import ISSUED_PER_CYCLE, SHARED_BYTES_PER_CYCLE, SPECIAL_PER_CYCLE, Gpu
+from warploom.core.targets import ISSUED_PER_CYCLE, SHARED_BYTES_PER_CYCLE, SPECIAL_PER_CYCLE, GpuRates
 from warploom.emulate import Emulation
 from warploom.emulate.findings.traffic import SECTOR_BYTES
 from warploom.isa.instruction import Instruction
@@ -24,7 +24,7 @@ _LANES = 32
 
 
 @dataclass(frozen=True)
-class Share:
+class ResourceUse:
     """What a run takes of one resource, in its unit, and what the whole GPU has of it in a second."""
 
     resource: str
@@ -42,13 +42,13 @@ class Share:
 class Estimate:
     """The shares of a run of ``ctas`` CTAs on a GPU, the bound first; ``l2_bytes`` go between the L2 and the SMs."""
 
-    gpu: Gpu
+    gpu: GpuRates
     ctas: int
-    shares: tuple[Share, ...]
+    shares: tuple[ResourceUse, ...]
     l2_bytes: int
 
     @property
-    def bound(self) -> Share:
+    def bound(self) -> ResourceUse:
         """The resource that the run needs longest."""
         return self.shares[0]
 
@@ -67,7 +67,7 @@ class Estimate:
         }
 
 
-def estimate(gpu: Gpu, launch: Launch, emulation: Emulation) -> Estimate:
+def estimate(gpu: GpuRates, launch: Launch, emulation: Emulation) -> Estimate:
     """The :class:`Estimate` of a launch that was emulated.
 
     Of memory the arrays count once, or what the kernel moved where that is less. Tensor cores take 8-bit inputs at
@@ -87,11 +87,11 @@ def estimate(gpu: Gpu, launch: Launch, emulation: Emulation) -> Estimate:
     issued = sum(count for i, count in counts if not i.copies)
     cycles = gpu.multiprocessors * gpu.clock
     shares = (
-        Share("memory", min(held, moved), "bytes", gpu.bandwidth),
-        Share("tensor cores", products, "FLOP of 16 bits", gpu.tensor_flops_per_cycle * cycles),
-        Share("issue", issued, "instructions of warps", ISSUED_PER_CYCLE * cycles),
-        Share("special functions", special, "results", SPECIAL_PER_CYCLE * cycles),
-        Share("shared memory", shared, "bytes", SHARED_BYTES_PER_CYCLE * cycles),
+        ResourceUse("memory", min(held, moved), "bytes", gpu.bandwidth),
+        ResourceUse("tensor cores", products, "FLOP of 16 bits", gpu.tensor_flops_per_cycle * cycles),
+        ResourceUse("issue", issued, "instructions of warps", ISSUED_PER_CYCLE * cycles),
+        ResourceUse("special functions", special, "results", SPECIAL_PER_CYCLE * cycles),
+        ResourceUse("shared memory", shared, "bytes", SHARED_BYTES_PER_CYCLE * cycles),
     )
     grid: Sequence[int] = (launch.grid,) if isinstance(launch.grid, int) else launch.grid
     return Estimate(gpu, int(np.prod(grid)), tuple(sorted(shares, key=lambda s: -s.seconds)), moved)

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from typing import Any
 
 
-class Recorder:
+class RunListener:
     """Is told of a run, and forgets it."""
 
     def enter(self, report: Any) -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from warploom.emulate.control.frames import Actor, Frame
 from warploom.emulate.findings.findings import Finding, Findings, Kind
-from warploom.emulate.findings.recorder import Recorder
+from warploom.emulate.findings.recorder import RunListener
 from warploom.emulate.memory.access import MemoryAccess
 from warploom.emulate.order.clocks import Clocks
 from warploom.ir.statements import NOWHERE, Op, SourceLine
@@ -121,7 +121,9 @@ class Reporter:
     ``compiled``: shared memory and what synchronises it are a compiler's choice, not the author's.
     """
 
-    def __init__(self, findings: Findings, clocks: Clocks, loops: Loops, *, compiled: bool, recorder: Recorder) -> None:
+    def __init__(
+        self, findings: Findings, clocks: Clocks, loops: Loops, *, compiled: bool, recorder: RunListener
+    ) -> None:
         self.recorder = recorder
         self.findings, self.clocks, self.loops, self.compiled = findings, clocks, loops, compiled
         self.places, self.first, self.warps_per_cta = clocks.places, clocks.first, clocks.warps_per_cta

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from warploom.emulate.control.tasks import LaneGroup, Task
 from warploom.emulate.findings.findings import Finding
-from warploom.emulate.findings.recorder import Recorder
+from warploom.emulate.findings.recorder import RunListener
 from warploom.emulate.findings.report import Reporter
 from warploom.emulate.transactions.transaction import Landing, Transaction
 from warploom.ir.statements import NOWHERE, Op, SourceLine
@@ -65,7 +65,7 @@ class Arrow:
 
 
 @dataclass(frozen=True)
-class Mark:
+class FoundMark:
     """A finding, when it was found and at which warp."""
 
     at: int
@@ -79,7 +79,7 @@ class Recording:
 
     slices: tuple[Slice, ...]
     arrows: tuple[Arrow, ...]
-    marks: tuple[Mark, ...]
+    marks: tuple[FoundMark, ...]
     steps: int
 
 
@@ -96,13 +96,13 @@ def recorded(on: bool = True) -> Generator[None, None, None]:
         _ASKED.reset(token)
 
 
-def asked_for() -> Recorder:
+def asked_for() -> RunListener:
     """A recorder for a launch."""
-    return _RunRecorder() if _ASKED.get() else Recorder()
+    return _RunRecorder() if _ASKED.get() else RunListener()
 
 
 @dataclass(eq=False)
-class _RunRecorder(Recorder):
+class _RunRecorder(RunListener):
     """``base`` is the step at which lanes went on from the ``first`` step of their block, or nobody runs."""
 
     base: int = 0
@@ -113,7 +113,7 @@ class _RunRecorder(Recorder):
     slices: list[Slice] = field(default_factory=list[Slice])
     arrows: dict[tuple[Slice, Slice], int] = field(default_factory=dict[Any, int])
     of_groups: dict[tuple[int, int, int], Slice] = field(default_factory=dict[Any, Slice])
-    marks: dict[Any, Mark] = field(default_factory=dict[Any, Mark])
+    marks: dict[Any, FoundMark] = field(default_factory=dict[Any, FoundMark])
     waiting: dict[tuple[Place, int], tuple[int, Op]] = field(default_factory=dict[Any, Any])
     woken: dict[Place, tuple[Slice | Place, int]] = field(default_factory=dict[Any, Any])
     flights: dict[Any, Slice] = field(default_factory=dict[Any, Slice])
@@ -233,7 +233,7 @@ class _RunRecorder(Recorder):
 
     def finds(self, finding: Finding, row: int) -> None:
         for place in self.places([row]):
-            self.marks.setdefault((finding.kind, finding.where, finding.other), Mark(self.now, place, finding))
+            self.marks.setdefault((finding.kind, finding.where, finding.other), FoundMark(self.now, place, finding))
 
     def end_open(self) -> None:
         """What waits for ever, or is still in flight, ends with the run of its CTA."""
