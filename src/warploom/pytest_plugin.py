@@ -90,8 +90,12 @@ class KernelChecks:
     def kernel(self, function: KernelFunction) -> Checked:
         """Check a kernel of warploom by its example, in several orders, as ``warploom check`` does."""
         from warploom.checking.suite import check_function
+        from warploom.core.errors import ProblemError, shown
+        from warploom.lang import KernelFunction
 
         __tracebackhide__ = True
+        if not isinstance(function, KernelFunction):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ProblemError(f"a kernel is a function decorated with @kernel(threads=…), not {shown(function)}")
         checked = check_function(self._file, function, self._how)
         self._judge(checked)
         return checked
@@ -195,6 +199,12 @@ class _Reports:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         say: Callable[[str], None] = terminalreporter.write_line
+        try:
+            self._write(say)
+        except OSError as error:
+            raise pytest.UsageError(f"{error.filename}: {error.strerror}") from error
+
+    def _write(self, say: Callable[[str], None]) -> None:
         baseline = _baseline(self._config)
         if baseline is not None:
             self._settle(baseline, say)

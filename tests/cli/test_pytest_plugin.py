@@ -100,3 +100,11 @@ def test_options_that_do_not_fit_are_refused(project):
         result = project.runpytest_subprocess(*options)
         assert result.ret != 0
         assert "-write-baseline" in result.stdout.str() + result.stderr.str()
+
+
+def test_a_report_that_cannot_be_written_is_one_line(project):
+    (project.path / "folder").mkdir()
+    result = project.runpytest_subprocess("--warploom-sarif=folder", "-k", "right")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "folder: Is a directory" in result.stderr.str()
+    assert "Traceback" not in result.stdout.str() + result.stderr.str()
