@@ -84,6 +84,7 @@ def test_what_a_compiler_relies_on_is_for_review_and_no_failure(invoke, swap, tm
         ({"arguments": [1]}, "takes 2 arguments"),
         ({"arguments": ["x", 1]}, "argument 0"),
         ({"arguments": [{"file": "z.npy"}, 1]}, "z.npy: no such file"),
+        ({"arguments": [{"dtype": "f32", "shape": [4], "tensor_map": 3}, 1]}, "argument 0: a tensor_map is an object"),
         ({"arguments": [{"dtype": "f12", "shape": [1]}, 1]}, "f12"),
         ({"kernel": "other"}, "other"),
         ({"arguments": None}, "arguments are a list, or an object"),

@@ -189,10 +189,13 @@ def _argument(given: Any, name: str, path: Path, rng: np.random.Generator) -> An
     _check_keys(array, _ARRAY_KEYS, f"{path}: {name}, an array,")
     if "file" not in array and not ("dtype" in array and "shape" in array):
         raise ProblemError(f"{path}: {name} needs a file, or dtype and shape")
+    if "tensor_map" in array and not isinstance(array["tensor_map"], dict):
+        raise ProblemError(
+            f'{path}: {name}: a tensor_map is an object, such as {{"box": [64, 64], "swizzle_bytes": 128}}'
+        )
+    made: Any = _load(path, array["file"]) if "file" in array else None
     try:
-        if "file" in array:
-            made = _load(path, array["file"])
-        else:
+        if made is None:
             dtype, shape = dtype_of(array["dtype"]).numpy, tuple(map(int, array["shape"]))
             made = _filled(array.get("fill", "random"), dtype, shape, rng)
         return (made, _tensor_map(made, **array["tensor_map"])) if "tensor_map" in array else made
