@@ -134,6 +134,8 @@ def test_the_command_writes_a_pack(invoke: Any, tmp_path: Path) -> None:
     (name,) = found["kernels"]
     assert name.endswith("for sm_80")
     assert len(zipfile.ZipFile(found["file"]).namelist()) == 3
+    said = invoke("pack", str(file), "--for", "sm_80", "--out", str(tmp_path)).stderr
+    assert f"error: {tmp_path}: Is a directory" in said
     file.write_text("x = 1")
     assert "plans()" in invoke("pack", str(file), "--for", "sm_80").stderr
 

@@ -50,7 +50,7 @@ def explains_errors(command: Callable[P, None]) -> Callable[P, None]:
         except OSError as error:
             if settings.debug or (error.filename is None and error.errno not in FULL):
                 raise
-            fail(f"{error.filename or 'writing'}: {error.strerror or error}")
+            fail(f"{error.filename2 or error.filename or 'writing'}: {error.strerror or error}")
 
     return run
 

@@ -98,6 +98,7 @@ def write_pack(path: Path, kernels: Iterable[tuple[str, CompiledKernel, Any]]) -
             archive.writestr(f"{key}.cubin", kernel.cubin)
             archive.writestr(f"{key}.json", json.dumps({"name": kernel.name, "log": kernel.log, "facts": facts}))
         archive.writestr(_INDEX, json.dumps({"format": _FORMAT, "made_of": made_of}))
+    path.parent.mkdir(parents=True, exist_ok=True)
     put_file(path, whole.getvalue())
     path.chmod(0o644)  # for whoever a service runs as
     return whole.tell()
