@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.project import ROOT
+from tests.ptx.text import kernel as text_of
 
+import warploom
 from warploom.checking.kernel_file import check_kernel, one_kernel
 from warploom.checking.timeline import tracks_of
 from warploom.emulate import emulate, recorded
@@ -127,6 +129,15 @@ def test_nothing_is_recorded_unasked() -> None:
     assert [(s.kind, s.begin, s.end, s.warps) for s in found.slices] == [("runs", 0, found.steps, (0,))]
     assert (found.arrows, found.marks) == ((), ())
     assert emulate(twice.trace(), 1, [x]).recording is None
+
+
+def test_a_kernel_as_ptx_is_recorded() -> None:
+    """Its first block holds nothing to run."""
+    text = text_of("mov.u32 %r0, %tid.x; mul.wide.u32 %d1, %r0, 4; add.s64 %d2, %d0, %d1; st.global.u32 [%d2], %r0;")
+    with recorded():
+        found = warploom.check_ptx(text, 1, 32, [np.zeros(32, np.uint32)]).emulation.recording
+    assert found is not None
+    assert [(s.kind, s.begin, s.end, s.warps) for s in found.slices] == [("runs", 0, found.steps, (0,))]
 
 
 def test_eight_ctas_are_recorded() -> None:

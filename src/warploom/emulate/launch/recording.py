@@ -161,7 +161,7 @@ class _RunRecorder(RunListener):
         for cta, warps in by_cta.items():
             key, until = (cta, tuple(warps)), end if wait is None else end - 1
             last = self.running.get(key)
-            if last is not None and last.end == begin:
+            if last is not None and last.begin < last.end == begin:  # an empty one was not kept
                 last.end = until
             else:
                 last = self.running[key] = self.add(RUNS, begin, until, cta, warps)
