@@ -243,7 +243,15 @@ def test_what_no_longer_occurs_is_stale_until_the_baseline_is_written_anew(proje
 
 
 @pytest.mark.parametrize(
-    "text", ["{}", "[]", '{"version": 2, "accepted": []}', '{"version": 1, "accepted": [{}]}', "x"]
+    "text",
+    [
+        "{}",
+        "[]",
+        '{"version": 2, "accepted": []}',
+        '{"version": 1, "accepted": [{}]}',
+        '{"version": 1, "accepted": [{"rule": 7, "file": null, "kernel": [], "source": {}}]}',
+        "x",
+    ],
 )
 def test_a_file_that_is_no_baseline_is_refused(project, text):
     (project.folder / "accepted.json").write_text(text)

@@ -16,6 +16,8 @@ from warploom.emulate import Finding
 from warploom.ir.statements import SourceLine
 
 _VERSION = 1
+_NAMED = "rule", "file", "kernel", "source"
+"""What each entry says."""
 
 
 @dataclass(frozen=True, order=True)
@@ -87,7 +89,12 @@ class Baseline:
         except FileNotFoundError:
             raise ProblemError(f"there is no baseline {path}: --write-baseline makes it") from None
         except (KeyError, TypeError, ValueError) as error:
-            raise ProblemError(f"{path} is no baseline of warploom ({error}): --write-baseline makes one") from error
+            said = (
+                str(error)
+                if isinstance(error, ValueError)
+                else f"it lacks version, accepted, or {', '.join(_NAMED)} of an entry"
+            )
+            raise ProblemError(f"{path} is no baseline of warploom ({said}): --write-baseline makes one") from error
 
     def settled(self, seen: Collection[Identity], covers: Callable[[Identity], bool], write: bool) -> Iterator[str]:
         """Say which entries no longer occur; or ``write`` the file anew, and say so.
@@ -112,5 +119,7 @@ def _entry(identity: Identity) -> dict[str, Any]:
 
 
 def _identity(entry: Mapping[str, Any]) -> Identity:
-    rule, file, kernel, source = (str(entry[name]) for name in ("rule", "file", "kernel", "source"))
+    rule, file, kernel, source = (entry[name] for name in _NAMED)
+    if not all(isinstance(entry[name], str) for name in _NAMED):
+        raise ValueError(f"{', '.join(_NAMED)} of an entry are texts")
     return Identity(rule, file, kernel, source, str(entry.get("other", "")))
