@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from warploom.checking.suite import How, Target, check_target
+from warploom.checking.suite import CheckedFile, How, check_target
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="needs NVRTC")
 
@@ -30,7 +30,7 @@ def outcome(folder: Path, *launches: dict[str, Any], **arrays: Any) -> Any:
     usual: dict[str, Any] = {"grid": 1, "block": 64, "target": "sm_90"}
     said = {"arrays": arrays, "sequence": [{**usual, **launch} for launch in launches]}
     (folder / "steps.launch.json").write_text(json.dumps(said))
-    (found,) = check_target(Target(str(folder / "steps.cu")), How())
+    (found,) = check_target(CheckedFile(str(folder / "steps.cu")), How())
     return found
 
 
@@ -62,5 +62,5 @@ def test_what_is_no_sequence_is_refused(tmp_path: Path) -> None:
     assert "'z'" in str(found.error)
     assert "list of launches" in str(outcome(tmp_path).error)
     (tmp_path / "steps.launch.json").write_text('{"sequence": [{"grid": 1}], "array": {}}')
-    (found,) = check_target(Target(str(tmp_path / "steps.cu")), How())
+    (found,) = check_target(CheckedFile(str(tmp_path / "steps.cu")), How())
     assert 'did you mean "arrays"' in str(found.error)

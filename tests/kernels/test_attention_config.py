@@ -158,7 +158,7 @@ def test_a_problem_that_fits() -> None:
     [
         (RungSm80(), {"head_dim": 64}, "head_dim is 64"),
         (RungSm80(), {"dtype": f16}, "the arrays are f16, the configuration bf16"),
-        (RungSm80(), {"softcap": 5.0}, "no soft cap"),
+        (RungSm80(), {"softcap": 5.0}, "no softcap"),
         (RungSm80(), {"lse": True}, "no log-sum-exp"),
         (RungSm80(softmax_in_shared=True), {"window": (None, 0)}, "no masks"),
         (ForwardSm80(), {"heads": 70000}, "at most 65535"),

@@ -21,7 +21,7 @@ from warploom.kernels.attention.lists import list_gradient_tiles
 from warploom.kernels.attention.problem import ArrayStrides, AttentionProblem, BackwardProblem, Packed
 from warploom.kernels.attention.reference import attention_reference
 from warploom.kernels.attention.scores import seen_of
-from warploom.ops.steps import Step, Steps
+from warploom.ops.steps import Steps
 
 UNTOUCHED, PAD = 7.0, 5
 MULTIPROCESSORS = 2
@@ -102,7 +102,7 @@ class Case:
         problem = BackwardProblem(forward, True, getattr(config, "in_turn", True))
         strides = {name: (a.shape[1] * a.shape[2], a.shape[2]) for name, a in x.items() if a.ndim == 3}
         calls = config.calls(problem, ArrayStrides(strides), MULTIPROCESSORS)
-        Steps(tuple(Step(call, 0) for call in calls)).emulate({name: describe(a) for name, a in x.items()})
+        Steps(tuple(calls)).emulate({name: describe(a) for name, a in x.items()})
         found = [self._excess(i) for i in self.sequences()]
         wrong = [f"{i}: {excess}" for i, excess in enumerate(found) if excess > 1.0] + self._of_sinks()
         return wrong + [

@@ -160,10 +160,14 @@ def captured(module: Any, check: Callable[[], Any]) -> Call:
 
 
 def cuda_subject(name: str, case: CudaCase) -> Subject:
-    """A kernel in CUDA C++."""
-    from warploom.checking import foreign as bridge
+    """A kernel in CUDA C++, without the options of its compiler."""
+    from warploom.cuda.ptx import header_options, ptx_of
 
-    call = captured(bridge, case.run)
+    options = dict(case.options)
+    compiled = ptx_of(
+        case.source, "kernel.cu", case.target, [*options.pop("options", ()), *header_options()], kernel="k"
+    )
+    call = Call(compiled.text, case.grid, case.block, case.arguments(np.random.default_rng(1)), options)
 
     def run(mutant: str, seed: int | None) -> tuple[Any, float]:
         def check(_source: str, _name: str, _grid: Any, _block: Any, given: Any, **_: Any) -> Any:

@@ -167,7 +167,11 @@ class Gradient(ABC):
         added = None if first else self._add.start(self._operand, before.wait())
         tile, vector = now.wait_all()
         formed = self._form.start(self._own.tiles[0], tile, zero=True, held=self._held)
-        values = column_values(vector, self._block, k.lane)
+        with k.relies_on(
+            "shared memory serves a warp's accesses in order, and the arrival that gives the stage back comes after"
+            " these loads"
+        ):
+            values = column_values(vector, self._block, k.lane)
         if added is not None:
             added.wait()
             before.release()
