@@ -255,6 +255,9 @@ def from_lane(k: Kernel, out: Global[U32], n: U32) -> None:
     out.store(k.shfl_idx(k.lane, n), k.lane)
 
 
-def test_a_warp_has_lanes_up_to_31() -> None:
-    assert emulate(from_lane.trace(), 1, [numbers(32), 31]).findings == ()
-    assert kinds(emulate(from_lane.trace(), 1, [numbers(32), 32])) == {"undefined"}
+@pytest.mark.parametrize("lane", [0, 31, 32, 45])
+def test_of_a_lanes_number_the_low_five_bits_count(lane: int) -> None:
+    """PTX's ``shfl.idx`` takes ``bval & 31`` as the lane, whatever is above it."""
+    out = numbers(32)
+    assert emulate(from_lane.trace(), 1, [out, lane]).findings == ()
+    np.testing.assert_array_equal(out, lane & 31)

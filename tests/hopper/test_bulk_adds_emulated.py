@@ -99,7 +99,7 @@ def add_in_turn(k: Kernel, x: Global[f32], total: Global[f32], turn: Global[u32]
     ("how", "expected"),
     [
         ("", set[str]()),
-        ("no wait", {"race", "in_flight"}),
+        ("no wait", {"race", "in_flight", "proxy"}),
         ("too early", {"race", "in_flight"}),
         ("not released", {"race"}),
         ("backwards", {"deadlock"}),

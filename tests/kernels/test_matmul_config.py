@@ -60,9 +60,10 @@ def test_the_seeds_notation() -> None:
         ("BM=128,XX=3", "'XX' is no flag"),
         ("BM", "integer"),
         ("BM=abc", "integer"),
-        ("accumulate=f7", "not a type"),
-        ("swizzle=maybe", "true or false"),
-        ("1=2,=", "no setting"),
+        ("matmul_sm80(accumulate=f7)", "not a type"),
+        ("matmul_sm90(pingpong=maybe)", "true or false"),
+        ("1=2,=", "config cannot be"),
+        ("tile_m=64", "config cannot be"),
         ("matmul_sm90(warp_m=64)", "'warp_m' is no flag"),
     ],
 )

@@ -348,11 +348,11 @@ class Recorder:
 
     def _compile_backward(self, arrays: tuple[Any, ...], options: tuple[Any, ...], more: Named, config: Any) -> None:
         """Have the backward pass compiled meanwhile, for the first call on a GPU with such options and last sizes."""
-        if self.derivative.ahead is None or config is not None:
+        if self.derivative.ahead is None or config is not None or any(map(_may_change, (*options, *more.values()))):
             return
         device = arrays[0].device
         gpu = Processor.of((device.type, device.index or 0)).gpu
-        kind = options, *more.items(), *[x is not None and (x.dtype, x.shape[-1]) for x in arrays]
+        kind = options, *more.items(), *[x is not None and (x.dtype, x.shape[-1:]) for x in arrays]
         if gpu is None or kind in self._begun:
             return
         self._begun.add(kind)
