@@ -57,7 +57,8 @@ def plain_attention(q, k, v, sinks=None, causal=False, softcap=None, window=None
 
 
 HEADS = (1, 24, 2, 16), (1, 40, 1, 16), (1, 40, 1, 16)
-ALL = {"label_smoothing": 0.1, "z_loss": 0.01, "softcap": 4.0, "reduction": "mean"}
+ALL: dict[str, Any] = {"label_smoothing": 0.1, "z_loss": 0.01, "softcap": 4.0, "reduction": "mean"}
+FORMED = {**ALL, "softcap": None}
 CALLS: dict[str, tuple[Any, Any, tuple[tuple[int, ...], ...]]] = {
     "matmul": (
         lambda a, b, c: warploom.matmul(a, b, bias=c, alpha=0.5),
@@ -99,8 +100,8 @@ CALLS: dict[str, tuple[Any, Any, tuple[tuple[int, ...], ...]]] = {
         ((24, 40), (56, 40)),
     ),
     "loss, formed": (
-        lambda x, w, b: loss(x, w, bias=b, **ALL | {"softcap": None}),
-        lambda x, w, b: plain_loss(x, w, bias=b, **ALL | {"softcap": None}),
+        lambda x, w, b: loss(x, w, bias=b, **FORMED),
+        lambda x, w, b: plain_loss(x, w, bias=b, **FORMED),
         ((24, 40), (56, 40), (56,)),
     ),
     "loss, in chunks": (

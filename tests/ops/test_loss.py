@@ -257,7 +257,7 @@ def test_gradients_are_scaled_in_place(size, factor):
 
 
 def test_which_gradients_are_formed():
-    usual = {"reduction": "mean", "softcap": None, "return_lse": False, "workspace_mib": 512}
+    usual: dict[str, Any] = {"reduction": "mean", "softcap": None, "return_lse": False, "workspace_mib": 512}
     assert gradients_are_formed(8192, 128256, 4096, **usual)
     assert gradients_are_formed(1, 1, 1, **usual)
     for other in ({"reduction": "none"}, {"softcap": 30.0}, {"return_lse": True}, {"workspace_mib": 64}):
@@ -278,7 +278,7 @@ def test_which_gradients_are_formed():
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_workspace_of_formed_gradients_is_bounded(size, mib, smoothing, gpu):
     m, n, k = size
-    usual = {"reduction": "mean", "softcap": None, "return_lse": False, "workspace_mib": mib}
+    usual: dict[str, Any] = {"reduction": "mean", "softcap": None, "return_lse": False, "workspace_mib": mib}
     assert gradients_are_formed(*size, **usual)
     x, w = (np.lib.stride_tricks.as_strided(np.zeros(1, bf16.numpy), (rows, k), (2 * k, 2)) for rows in (m, n))
     given = {"x": x, "w": w, "target": np.zeros(m, np.int64), "workspace_mib": mib, "label_smoothing": smoothing}
