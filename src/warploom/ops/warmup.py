@@ -25,7 +25,7 @@ def warmup(*plans: Any) -> None:
 
     ``plans`` are what ``plan``, ``plan_matmul`` and the others return, on arrays that lie as those of the calls.
     Kernels that the disk cache or a pack (``$WARPLOOM_PACK``) has are not compiled. Raises UnsupportedDeviceError
-    without a GPU.
+    without a GPU::
 
         warploom.warmup(warploom.plan(q, k, v, causal=True), *warploom.plan_linear_cross_entropy(x, w))
     """
