@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Found:
-    """What tests have found: issues as JSON has them, accepted findings, and the (file, kernel) pairs checked."""
+    """The findings of a test run: issues in the form of the JSON report, accepted findings, (file, kernel) pairs."""
 
     issues: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     accepted: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
@@ -53,7 +53,7 @@ def warploom_check(request: pytest.FixtureRequest) -> KernelChecks:
 
 @dataclass(frozen=True)
 class KernelChecks:
-    """What the fixture ``warploom_check`` gives: a method for each kind of kernel, with the arguments of its function.
+    """The fixture ``warploom_check``: a method for each kind of kernel, with the arguments of its ``check_…`` function.
 
     Each returns what the function returns, and raises EmulationError with the findings if there is an error.
     """
@@ -138,7 +138,7 @@ def _text(checked: Checked) -> str:
 
 
 def _how(config: pytest.Config) -> How:
-    """What the options say of findings. Raises pytest.UsageError for a file that is no baseline."""
+    """Read the options that say which findings are errors. Raises pytest.UsageError for a file that is no baseline."""
     if _HOW not in config.stash:
         from warploom.checking.baseline import Accepted
         from warploom.checking.suite import How

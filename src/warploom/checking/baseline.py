@@ -22,7 +22,7 @@ _NAMED = "rule", "file", "kernel", "source"
 
 @dataclass(frozen=True, order=True)
 class Identity:
-    """What stays the same of a finding when lines move: its kind, the kernel's file and name, the text of its lines."""
+    """A finding as it is known after its lines have moved: its kind, the kernel's file and name, its lines' text."""
 
     rule: str
     file: str
@@ -64,7 +64,7 @@ class Accepted:
     everything: bool = False
 
     def screened(self, checked: Checked, file: str) -> Checked:
-        """The same run, with accepted findings among ``accepted`` in the place of ``emulation.findings``."""
+        """Return the checked run with its accepted findings moved from ``emulation.findings`` to ``accepted``."""
         old, new = list[Finding](), list[Finding]()
         for finding in checked.emulation.findings:
             known = self.everything or identity_of(finding, file, checked.name) in self.identities

@@ -64,7 +64,7 @@ class Issue:
 
 
 def issues_of(outcome: CheckOutcome) -> Iterator[Issue]:
-    """What a checked kernel's report lists; nothing for a kernel that was not checked."""
+    """Yield the findings and wrong results of a checked kernel; a kernel that was not checked has none."""
     checked, file = outcome.checked, outcome.file
     if checked is None:
         return
@@ -157,7 +157,7 @@ def _location(path: str, line: int, remark: str = "") -> dict[str, Any]:
 
 
 def errors_of(outcomes: Iterable[CheckOutcome]) -> list[tuple[str, str]]:
-    """Of each kernel that could not be checked, the path and the reason."""
+    """Return the path and the reason of each kernel that could not be checked."""
     return [(_error_place(x, x.error)[0], str(x.error)) for x in outcomes if x.error is not None]
 
 

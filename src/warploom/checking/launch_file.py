@@ -124,7 +124,7 @@ def _check_keys(given: dict[str, Any], known: dict[str, str], what: str) -> None
 
 
 def _names(arguments: Any) -> list[str] | None:
-    """What messages call the parameters of PTX: names that some argument has, or None."""
+    """Return the parameters' names for messages, where some argument gives one; else None."""
     if not isinstance(arguments, list) or not any(isinstance(x, dict) and "name" in x for x in arguments):
         return None
     return [_name(x, i) for i, x in enumerate(cast("list[Any]", arguments))]

@@ -64,7 +64,7 @@ class CheckedFile:
 
 @dataclass(frozen=True)
 class CheckOutcome:
-    """What became of a kernel: it was checked, it could not be (``error``), or it was ``skipped`` for a reason.
+    """The outcome for one kernel: it was checked, it could not be (``error``), or it was ``skipped`` for a reason.
 
     ``kernel``, at ``line`` of the file, is empty where a whole file could not be read. ``compiles``: it is a kernel in
     Python.
@@ -87,10 +87,10 @@ class CheckOutcome:
 
 @dataclass(frozen=True)
 class How:
-    """How kernels are run, and what fails: with a ``seed`` in one order, with ``settings`` of trace-time parameters.
+    """The rules of a check: a ``seed`` chooses one order, ``settings`` give trace-time parameters.
 
-    Findings that a baseline has ``accepted`` are no failures; with ``strict`` those for review are. ``record``: what
-    happened when is kept, in their emulations.
+    Findings that a baseline has ``accepted`` are no failures; with ``strict`` findings for review are. With ``record``
+    each emulation keeps a record of its run.
     """
 
     seed: int | None = None

@@ -28,7 +28,7 @@ _LEFT, _ROW, _WIDE = 124, 26, 900
 
 @dataclass(eq=False)
 class Track:
-    """What the warps of a role of a CTA did, or what an engine had in flight for it."""
+    """A row of the timeline: the slices of one role of a CTA's warps, or the copies that one engine had in flight."""
 
     cta: int
     name: str

@@ -31,7 +31,7 @@ _UNCOVERED = 5  # lines of a kernel that are told to be unexercised
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What kernels are run with."""
+    """The options of a run: launches, inputs, order, parameters and processes."""
 
     launch: Annotated[
         str | None,
@@ -48,7 +48,7 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """How the findings are reported."""
+    """The options of the report: its files and formats, and which findings count as errors."""
 
     json: Annotated[bool, typer.Option("--json", help="Write findings and errors as JSON to standard output.")] = False
     sarif: Annotated[

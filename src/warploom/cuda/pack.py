@@ -44,7 +44,7 @@ class Pack:
 
     @cached_property
     def _made_of(self) -> str:
-        """What the kernels were traced from, as far as all of them have it in common."""
+        """The sources and versions that all kernels of the pack were traced from; empty for a damaged pack."""
         try:
             return str(parse_json(self._content(_INDEX))["made_of"])
         except (KeyError, TypeError, ValueError):
@@ -108,7 +108,7 @@ _opened = lru_cache(Pack)
 
 
 def _common(origin: str) -> str:
-    """What all origins of one process have in common: the sources, and the versions of Python and NumPy."""
+    """Return the part of an origin that all origins of one process share: sources, versions of Python and NumPy."""
     return "\0".join(origin.split("\0")[:2])
 
 

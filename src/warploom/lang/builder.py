@@ -328,7 +328,7 @@ class Builder:
             self._conditions.pop()
 
     def block_here(self) -> object:
-        """What tells the block that is being written from others."""
+        """Return an object that identifies the block that is being written."""
         return self._blocks[-1]
 
     def warps_here(self, count: int) -> range | None:

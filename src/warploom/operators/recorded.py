@@ -199,7 +199,7 @@ class RecordedCall:
     def gradients(
         self, saved: tuple[torch.Tensor, ...], by_results: Tensors, formed: Sequence[torch.Tensor] = ()
     ) -> tuple[Any, ...]:
-        """What the node returns, of what it saved and of the gradients of what it gave: gradients by its arguments.
+        """Return the gradients of the node's arguments, from its saved tensors and the gradients of its results.
 
         ``formed``: those of the forward pass, in the first backward pass.
         """
@@ -257,7 +257,7 @@ class EagerCall(RecordedCall):
     def gradients(
         self, saved: tuple[torch.Tensor, ...], by_results: Tensors, formed: Sequence[torch.Tensor] = ()
     ) -> tuple[Any, ...]:
-        """What the node returns, by the calls of an earlier backward pass where these can be repeated."""
+        """Return the gradients of the node's arguments, by the calls of an earlier backward pass if they fit."""
         repeat = self._repeat
         if repeat is not None and len(formed) == self.formed and not torch.is_grad_enabled():
             found = repeat([None, *saved, *formed, *by_results])

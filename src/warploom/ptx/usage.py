@@ -190,7 +190,7 @@ def _variables(uses: list[_Use], shared: Collection[str]) -> dict[str, str]:
 
 
 def _formed_from(use: _Use, found: dict[str, str], reached: Collection[str], shared: Collection[str]) -> str | None:
-    """What an instruction's result is formed from; None where that is not known yet."""
+    """Return the kind of value that an instruction's result is formed from; None where it is not known yet."""
     i = use.instruction
     if i.opcode in _READS_MEMORY:
         return _NUMBER
@@ -294,7 +294,7 @@ class _ProductsUnderWay:
         return self.open.union(*self.groups)
 
     def after(self, i: PtxInstruction) -> _ProductsUnderWay:
-        """What is under way after an instruction."""
+        """Return the products that are under way after an instruction."""
         if i.opcode != "wgmma":
             return self
         if "mma_async" in i.modifiers and isinstance(i.operands[0], PtxVector):

@@ -165,7 +165,7 @@ class Mbarriers:
         return text
 
     def _rounds(self, bar: Mbarrier) -> str:
-        """How often the stages of a ring were completed, where the next phase has not begun; '' for all else."""
+        """Say how many phases of a ring are complete, where the next has not begun; else return an empty str."""
         if bar.arrival is None or bar.current.came:
             return ""
         rounds = sum(b.phase for b in self.all.values() if b.cta == bar.cta and self._region(b) == self._region(bar))

@@ -40,4 +40,4 @@ class RunListener:
         """A warp meets a defect."""
 
     def finish(self) -> Any:
-        """What was recorded; None for nothing."""
+        """Return the record of the run; None where nothing was recorded."""

@@ -260,7 +260,7 @@ class Reporter:
             self.add("race", op.where, message, *who, **where, reach=reach)
 
     def _fences(self, mine: int, agent: int, stamp: int) -> str:
-        """What fence is missing between CTAs, where one of the two sides alone has fenced; else empty."""
+        """Name the missing fence between two CTAs where only one of them has fenced; else return an empty text."""
         fence, own = self.published(agent, stamp), self.published(mine, 0)
         if fence is not None and own in (None, fence):
             return (

@@ -57,7 +57,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Arrow:
-    """What happened at step ``at``, while warps ran or at the end of what was in flight, ended a wait."""
+    """An arrow of the timeline: at step ``at`` the slice ``source`` ended the wait ``target``."""
 
     source: Slice
     target: Slice
@@ -236,7 +236,7 @@ class _RunRecorder(RunListener):
             self.marks.setdefault((finding.kind, finding.where, finding.other), FoundMark(self.now, place, finding))
 
     def end_open(self) -> None:
-        """What waits for ever, or is still in flight, ends with the run of its CTA."""
+        """End all waits and transactions that are still open, at the last step of their CTA."""
         for ((cta, warp), _), (begin, op) in self.waiting.items():
             self.add(WAITS, begin, self.base, cta, [warp], op)
         for flight in self.flights.values():

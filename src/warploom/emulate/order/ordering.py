@@ -102,7 +102,7 @@ class Told:
 
 @dataclass
 class Published:
-    """By their addresses, the release sequences of a launch, and the ``fence.sc`` that come before writes."""
+    """The release sequences of a launch, and the ``fence.sc`` before writes, each by the address that was written."""
 
     sequences: dict[int, Sequence] = field(default_factory=dict[int, Sequence])
     fenced: dict[int, tuple[Sequence, bool]] = field(default_factory=dict[int, tuple[Sequence, bool]])

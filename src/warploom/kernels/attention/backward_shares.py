@@ -65,7 +65,7 @@ class HeadShares:
 
     @property
     def argument(self) -> dict[str, int]:
-        """What kernels are told of them: nothing where a CTA walks all heads."""
+        """The kernels' argument that says how many heads a share has; none where a CTA walks all heads."""
         return {"share": self.heads} if self.count > 1 else {}
 
     def stored(self, of: tuple[T, ...]) -> tuple[T, ...]:

@@ -196,7 +196,7 @@ class LossGradients:
                     yield self._of(of_x, at, a="derivatives", b="w", out="dx" if last else "sums", extra0="sums")
 
     def _of_rows(self, rows: int, chunk: int, at: Mapping[str, int]) -> Iterator[KernelCall]:
-        """What the derivatives of a block take of its rows."""
+        """Yield the launches that turn the logits of a block of rows into derivatives."""
         call = gradient_call(
             rows,
             self.product.n,

@@ -120,7 +120,7 @@ def total_call(m: int, target_words: int, ignore_index: int, *, mean: bool) -> K
 
 
 def count_call(m: int, target_words: int, ignore_index: int) -> KernelCall:
-    """How many of m rows are not ignored, in ``count``."""
+    """Return the launch that writes to ``count`` how many of ``m`` rows are not ignored."""
     source = KernelSource.of(
         "warploom.kernels.matmul_reduce.loss_kernel:count_rows",
         "count_rows",
