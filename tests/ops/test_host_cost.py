@@ -149,7 +149,7 @@ def test_a_repeated_call_calls_few_functions(silent_gpu: None, monkeypatch: pyte
     timed = {**script.plain_calls(torch), **script.gradient_calls(torch)}
     found = dict[str, int]()
     for name in MOST:
-        for _ in range(16):
+        for _ in range(64):  # until the addresses that the CPU's allocator gives in turn have all come
             timed[name]()
-        found[name] = min(counted(timed[name]) for _ in range(4))
+        found[name] = min(counted(timed[name]) for _ in range(16))
     assert {name: count for name, count in found.items() if count > MOST[name]} == {}, found
