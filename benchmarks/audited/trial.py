@@ -79,8 +79,9 @@ def _told(finding: Any) -> dict[str, Any]:
 
 
 def _below_packages(file: str) -> str:
-    """A path from the folder on, into which pip installs."""
-    return re.sub(r"^.*?/(packages-[^/]*|site-packages)/", "", file) if "/" in file else Path(file).name
+    """A path from the folder on, into which pip installs; the name of a file elsewhere, which a package has written."""
+    below = re.search(r"/(?:packages-[^/]*|site-packages)/(.*)", file)
+    return below[1] if below else re.sub(r"_pid_\d+", "", Path(file).name)
 
 
 def error_of(result: Result) -> float:

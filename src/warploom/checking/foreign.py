@@ -135,7 +135,7 @@ class PreparedLaunch:
 
 
 RUNNER: ContextVar[Callable[[PreparedLaunch], Any]] = ContextVar("runner", default=PreparedLaunch.run)
-"""What becomes of launches that are prepared: they are run, or a sequence queues them."""
+"""The function that takes each prepared launch: it runs the launch, or a sequence queues it."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ _ROW_KEYS = {
     "arrays": 'arrays that they share, by names that stand among arguments: {"x": {"dtype": "f32", "shape": [64]}}',
 }
 _ORDER = {"stream": 0, "programmatic": False, "after": ()}
-"""What orders a launch of a sequence, and what it is where nothing is said."""
+"""The keys that order a launch of a sequence, with their defaults."""
 _ARRAY_KEYS = {
     "name": "what findings call it",
     "file": "a file of NumPy's, beside this one: x.npy",
@@ -249,7 +249,7 @@ def check_launch(kernel: ForeignKernel, launch: dict[str, Any], path: Path, seed
 
 
 def _results(said: LaunchFile) -> tuple[ExampleResult, ...]:
-    """What came of the arrays of which something is expected."""
+    """Compare the arrays of a launch with what its file expects of them."""
     return tuple(
         compared(name, given[0] if isinstance(given := said.values[position], tuple) else given, wanted, tolerance)
         for name, position, wanted, tolerance in said.expected

@@ -11,6 +11,7 @@ from pathlib import Path
 from warploom.checking.kernel_file import Checked
 from warploom.checking.timeline import drawing
 from warploom.emulate import Finding
+from warploom.emulate.findings.traffic import SECTOR_BYTES
 from warploom.ir.statements import NOWHERE, SourceLine
 
 _STYLE = """
@@ -22,7 +23,6 @@ tr.wrong td { background: #fdecec } tr.review td { background: #fff7e0 } tr:targ
 .cost { color: #a33 } figure { margin: 1rem 0; overflow-x: auto }
 """
 _HEADS = ("line", "source", "wavefronts", "without conflicts", "global bytes", "if coalesced", "findings")
-_SECTOR = 32
 
 
 def page(title: str, checked: Iterable[tuple[str, Checked]]) -> str:
@@ -88,7 +88,7 @@ def _counts(one: Checked) -> dict[tuple[str, int], list[int]]:
     for (where, _), w in one.emulation.traffic.lines.items():
         add(where, 0, w.actual, w.ideal)
     for (where, _), s in one.emulation.traffic.global_lines.items():
-        add(where, 2, _SECTOR * s.sectors, _SECTOR * s.ideal)
+        add(where, 2, SECTOR_BYTES * s.sectors, SECTOR_BYTES * s.ideal)
     return found
 
 

@@ -1,6 +1,6 @@
-"""Who is told of a run as it happens: tasks, transactions, barriers and findings name what they do anyway.
+"""The listener that tasks, transactions, barriers and findings call as a run goes on.
 
-This one forgets it, so that a run costs no more; :mod:`warploom.emulate.launch.recording` has the one that keeps it.
+:class:`RunListener` forgets what it hears; :mod:`warploom.emulate.launch.recording` has the listener that keeps it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class RunListener:
-    """Is told of a run, and forgets it."""
+    """A listener of a run that keeps nothing."""
 
     def enter(self, report: Any) -> None:
         """Other CTAs run from now on."""
@@ -19,7 +19,7 @@ class RunListener:
         """Lanes of a task go on."""
 
     def stops(self, group: Any, done: bool) -> None:
-        """They have come to the end of their block, if ``done``, or stop before."""
+        """Lanes have come to the end of their block, if ``done``, or stop before."""
 
     def starts(self, started: Any) -> None:
         """Transactions that threads wait for by groups begin."""
@@ -31,7 +31,7 @@ class RunListener:
         """A transaction that ends on an mbarrier begins."""
 
     def lands(self, landing: Any) -> None:
-        """It ends, and may end waits."""
+        """A transaction on an mbarrier ends, and may end waits."""
 
     def ends_waits(self, rows: Collection[int], by: int | None = None) -> None:
         """Waits of warps end, by an arrival of a warp, or by what has just landed."""

@@ -168,7 +168,7 @@ class GlobalHistory(History):
         return mine.cells * self.granule - self.base[mine.numbers[:, 0]]
 
     def _harmless(self, mine: MemoryAccess, kind: Kind | None, writers: Array, record: Array, known: Array) -> Any:
-        """As :meth:`History._harmless`; and those updates that an atomic has read."""
+        """Return which records are harmless, as :meth:`History._harmless`; updates that an atomic has read are, too."""
         if kind is None or known.all():
             return False
         if kind.what == "update" and kind.scope is not None and not mine.strong:

@@ -74,7 +74,7 @@ class EarlierLaunches:
 
 
 class StreamOrder:
-    """What is over when each of some launches begins and ends, as far as they have begun and ended."""
+    """The order of launches on streams: which earlier launches are over when a launch begins, and when it ends."""
 
     def __init__(self, launches: Sequence[QueuedLaunch]) -> None:
         self.launches = launches
@@ -87,7 +87,7 @@ class StreamOrder:
         return [i for i in range(number) if self.launches[i].stream == self.launches[number].stream]
 
     def begin(self) -> EarlierLaunches:
-        """The next launch begins."""
+        """Begin the next launch, and return the launches before it with those that are over."""
         number = len(self.before)
         launch, earlier = self.launches[number], self._of_stream(number)
         waited_for = {i for event in launch.after for i in (*self._of_stream(event), event)}

@@ -59,7 +59,7 @@ def _effects(statement: Statement) -> Iterator[tuple[Op, MbarrierArrive | BulkTe
 
 
 def _wrong(phase: _Phase, maps: Maps) -> str:
-    """What is wrong with the bytes of a phase; '' if nothing is, or some map is not known before the run."""
+    """Say what is wrong with the bytes of a phase; empty if nothing is, or some map is not known before the run."""
     tiles: dict[TileRegion, list[tuple[str, TensorMapSpec]]] = {}
     brought = 0
     for op, copy in phase.loads:

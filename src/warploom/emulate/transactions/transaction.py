@@ -150,7 +150,7 @@ class CopyQueue(Groups[Copies]):
         self.close(over, call.op)
 
     def how_to_wait(self, row: int, begun: int) -> str:
-        """How a warp, or whoever has started it, waits for a copy under way since a stamp; empty if there is none."""
+        """Say how a warp, or the thread that started a copy of this stamp, waits for it; empty if none is under way."""
         for copies in self.open:
             if copies.number != begun:
                 continue
